@@ -1,0 +1,406 @@
+"""The DFlash drafter: a small block-diffusion model that reads the target's mind.
+
+One forward pass turns a block [last token, MASK, MASK, ...] into hidden states for all
+its slots at once. Context comes as hidden states of several target layers, fused by one
+projection; every layer makes keys and values of it, so a context row costs two small
+matrices per layer and nothing else, and is kept in a cache. Block rows attend to the
+context and to each other in both directions. Embedding and language-model head are the
+target's (paper section 4, appendix A.3).
+
+Leaves out: the target, the loop, and denoising in several steps (one step suffices).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from dflash_lab.cache import PositionCache
+from dflash_lab.config import DFlashConfig
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.masks import anchor_block_mask
+
+KeyValue = tuple[Tensor, Tensor]
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, computed in float32."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype != torch.float64 else x
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding; x (B, H, T, d), cos and sin (B, T, d)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+
+
+class DFlashAttention(nn.Module):
+    """Attention of block rows over context rows and block rows."""
+
+    def __init__(self, config: DFlashConfig):
+        super().__init__()
+        width, d, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads
+        self.head_dim = d
+        self.q_proj = nn.Linear(width, self.heads * d, bias=bias)
+        self.k_proj = nn.Linear(width, self.kv_heads * d, bias=bias)
+        self.v_proj = nn.Linear(width, self.kv_heads * d, bias=bias)
+        self.o_proj = nn.Linear(self.heads * d, width, bias=bias)
+        self.q_norm = RMSNorm(d, config.rms_norm_eps)
+        self.k_norm = RMSNorm(d, config.rms_norm_eps)
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> KeyValue:
+        """Keys and values of context rows and block rows alike.
+
+        x (B, T, D) -> keys (B, Hkv, T, d), normed and rotated; values (B, Hkv, T, d).
+        """
+        shape = (*x.shape[:2], self.kv_heads, self.head_dim)
+        keys = self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
+        values = self.v_proj(x).view(shape).transpose(1, 2)
+        return rotate(keys, cos, sin), values
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, context: KeyValue, mask: Tensor | None
+    ) -> Tensor:
+        batch, rows, _ = x.shape
+        queries = self.q_norm(self.q_proj(x).view(batch, rows, self.heads, -1))
+        queries = rotate(queries.transpose(1, 2), cos, sin)  # (B, Hq, K, d)
+        keys, values = self.keys_values(x, cos, sin)
+        keys = torch.cat([context[0], keys], dim=2)  # (B, Hkv, S+K, d)
+        values = torch.cat([context[1], values], dim=2)
+        mixed = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, enable_gqa=self.heads != self.kv_heads
+        )
+        return self.o_proj(mixed.transpose(1, 2).reshape(batch, rows, -1))
+
+
+class DFlashMLP(nn.Module):
+    """SwiGLU feed-forward layer."""
+
+    def __init__(self, config: DFlashConfig):
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DFlashLayer(nn.Module):
+    """Pre-norm layer. Only block rows pass through it; context enters as K and V."""
+
+    def __init__(self, config: DFlashConfig):
+        super().__init__()
+        self.self_attn = DFlashAttention(config)
+        self.mlp = DFlashMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, context: KeyValue, mask: Tensor | None
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class DFlashDraftModel(nn.Module):
+    """DFlash drafter with the published state-dict keys.
+
+    Args:
+        config: shapes and conventions.
+    """
+
+    def __init__(self, config: DFlashConfig):
+        super().__init__()
+        self.config = config
+        features = len(config.target_layer_ids) * config.hidden_size
+        self.fc = nn.Linear(features, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(
+            DFlashLayer(config) for _ in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        # In a tuple, so that it is no submodule: `.to(bfloat16)` would round its
+        # frequencies, and a model built on the meta device would lose them.
+        self._rotary: tuple[Qwen3RotaryEmbedding, ...] = ()
+        self.context_rows = 0  # rows projected by `append_context`, for tests
+
+    def init_weights(self, generator: torch.Generator | None = None) -> None:
+        """Fresh weights: normal(0, initializer_range) matrices, norms at 1."""
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(
+                    parameter, std=self.config.initializer_range, generator=generator
+                )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.weight.device
+
+    def rotary(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin (B, T, d) in x's dtype for position_ids (B, T)."""
+        if not self._rotary:
+            rope = Qwen3Config(
+                hidden_size=self.config.hidden_size,
+                num_attention_heads=self.config.num_attention_heads,
+                head_dim=self.config.head_dim,
+                max_position_embeddings=self.config.max_position_embeddings,
+                rope_parameters=dict(self.config.rope),
+            )
+            with torch.device("cpu"):
+                self._rotary = (Qwen3RotaryEmbedding(rope),)
+        return self._rotary[0](x, position_ids.to(x.device))
+
+    def fuse(self, target_hidden: Tensor) -> Tensor:
+        """Target features (B, S, n*D) -> context rows (B, S, D), used by all layers."""
+        return self.hidden_norm(self.fc(target_hidden.to(self.dtype)))
+
+    def forward(
+        self,
+        noise_embedding: Tensor,
+        target_hidden: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """One pass without a cache: training, and the reference for decoding.
+
+        Args:
+            noise_embedding: (B, N*K, D), embedded blocks.
+            target_hidden: (B, S, n*D), features of the context.
+            position_ids: (B, S + N*K) int64, context positions, then block positions.
+            attention_mask: (B, 1, N*K, S + N*K) bool, or one for each layer type; None
+                if everything is visible (one block right behind its context).
+
+        Returns:
+            (B, N*K, D), normed hidden states ready for the target's head. Row j of a
+            block predicts the token at its own position; row 0 (the anchor) is not
+            used.
+        """
+        context = self.fuse(target_hidden)
+        length = context.shape[1]
+        cos, sin = self.rotary(context, position_ids)
+        context_rope = cos[:, :length], sin[:, :length]
+        contexts = [
+            layer.self_attn.keys_values(context, *context_rope) for layer in self.layers
+        ]
+        block_rope = cos[:, length:], sin[:, length:]
+        return self._run(noise_embedding, *block_rope, contexts, attention_mask)
+
+    def append_context(
+        self,
+        target_hidden: Tensor,
+        positions: Tensor,
+        cache: PositionCache,
+        rows: Tensor | None = None,
+    ) -> None:
+        """Project features of new tokens once and keep their keys and values.
+
+        Args:
+            target_hidden: (R, S, n*D), features of S new tokens of R rows.
+            positions: (R, S) int64, their absolute positions.
+            cache: the drafter's cache.
+            rows: (R,) int64, which cache rows; all if None.
+        """
+        context = self.fuse(target_hidden)
+        cos, sin = self.rotary(context, positions)
+        cache.write_at(positions, rows)
+        self.context_rows += positions.numel()
+        for index, layer in enumerate(self.layers):
+            cache.write(*layer.self_attn.keys_values(context, cos, sin), index)
+
+    def draft(self, noise_embedding: Tensor, start: Tensor, cache: PositionCache) -> Tensor:
+        """One pass over one block per row, with the context in the cache.
+
+        The block's own keys and values are used and forgotten, so there is nothing to
+        crop afterwards.
+
+        Args:
+            noise_embedding: (B, K, D).
+            start: (B,) int64 on the CPU, position of each row's anchor.
+            cache: holds the context of positions 0..start-1 of each row.
+
+        Returns:
+            (B, K, D) normed hidden states, as `forward`.
+        """
+        block_size = noise_embedding.shape[1]
+        span = int(start.max())
+        positions = start[:, None] + torch.arange(block_size)
+        cos, sin = self.rotary(noise_embedding, positions)
+        contexts = [cache.read(i, span) for i in range(len(self.layers))]
+        masks = self.block_masks(start[:, None], span, block_size)
+        return self._run(noise_embedding, cos, sin, contexts, masks)
+
+    def block_masks(
+        self,
+        anchor_positions: Tensor,
+        context_length: int,
+        block_size: int,
+        valid: Tensor | None = None,
+    ) -> dict[str, Tensor | None]:
+        """One mask for each layer type, None where nothing is hidden.
+
+        Args and shapes as in `anchor_block_mask`.
+        """
+        masks: dict[str, Tensor | None] = {}
+        for kind in set(self.config.layer_types):
+            causal = self.config.causal_in_block(kind)
+            window = self.config.window_of(kind)
+            alone = anchor_positions.shape[1] == 1 and valid is None
+            if alone and not causal and window is None:
+                if bool((anchor_positions == context_length).all()):
+                    masks[kind] = None
+                    continue
+            masks[kind] = anchor_block_mask(
+                anchor_positions.to(self.device),
+                context_length,
+                block_size,
+                causal=causal,
+                window=window,
+                valid=None if valid is None else valid.to(self.device),
+            )
+        return masks
+
+    def _run(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        contexts: list[KeyValue],
+        masks: Tensor | dict[str, Tensor] | None,
+    ) -> Tensor:
+        for kind, layer, context in zip(
+            self.config.layer_types, self.layers, contexts, strict=True
+        ):
+            mask = masks.get(kind) if isinstance(masks, dict) else masks
+            x = layer(x, cos, sin, context, mask)
+        return self.norm(x)
+
+    def scale_logits(self, logits: Tensor) -> Tensor:
+        """The config's multiplier and soft cap, on logits of the target's head."""
+        if self.config.output_multiplier != 1.0:
+            logits = logits * self.config.output_multiplier
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `config.json` and `model.safetensors`, each atomically."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        dtype = str(self.dtype).removeprefix("torch.")
+        state = {k: v.detach().contiguous().cpu() for k, v in self.state_dict().items()}
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            weights = Path(scratch) / "model.safetensors"
+            save_file(state, weights, metadata={"format": "pt"})
+            config = Path(scratch) / "config.json"
+            text = json.dumps(self.config.to_dict(dtype), indent=2) + "\n"
+            config.write_text(text, encoding="utf-8")
+            os.replace(weights, folder / weights.name)
+            os.replace(config, folder / config.name)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+    ) -> DFlashDraftModel:
+        """Load a checkpoint folder, or a Hub repository, in the authors' format.
+
+        Args:
+            name_or_path: a folder, or a repository id such as
+                `z-lab/Qwen3-8B-DFlash-b16`.
+            dtype: of the weights; as stored if None.
+            device: where to put them.
+
+        Raises:
+            DFlashLabError: no such folder, an unsupported config, missing, extra or
+                misshapen tensors, or float16 (these drafters overflow in it).
+        """
+        folder = Path(name_or_path)
+        if not folder.is_dir():
+            folder = fetch_from_hub(str(name_or_path))
+        config = DFlashConfig.from_folder(folder)
+        state = _read_weights(folder)
+        with torch.device("meta"):
+            model = cls(config)
+        _check_state(model, state, folder)
+        stored = {tensor.dtype for tensor in state.values()}
+        if dtype == torch.float16 or (dtype is None and torch.float16 in stored):
+            raise DFlashLabError(
+                "float16 overflows in DFlash drafters (NaN, no draft accepted); load "
+                "with dtype=torch.bfloat16 or torch.float32"
+            )
+        model.load_state_dict(state, assign=True)
+        return model.to(device=device, dtype=dtype).eval()
+
+
+def fetch_from_hub(name: str) -> Path:
+    """Folder of a Hub repository's config and weights, downloaded if need be."""
+    try:
+        return Path(
+            snapshot_download(name, allow_patterns=["*.json", "*.safetensors"])
+        )
+    except Exception as error:
+        raise DFlashLabError(
+            f"{name!r} is neither a folder here nor reachable on the Hub "
+            f"({type(error).__name__}); check the name or the connection"
+        ) from None
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DFlashLabError(f"no *.safetensors file in {folder}")
+    state: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            state.update(load_file(file))
+        except (SafetensorError, OSError) as error:
+            raise DFlashLabError(
+                f"{file} cannot be read ({error}); download or copy it again"
+            ) from None
+    return state
+
+
+def _check_state(model: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    missing, extra = sorted(wanted.keys() - state), sorted(state.keys() - wanted.keys())
+    if missing or extra:
+        raise DFlashLabError(
+            f"the tensors in {folder} are not those of its config: "
+            f"{len(missing)} missing ({', '.join(missing[:3]) or '-'}), "
+            f"{len(extra)} unknown ({', '.join(extra[:3]) or '-'})"
+        )
+    for name, shape in wanted.items():
+        if state[name].shape != shape:
+            raise DFlashLabError(
+                f"{name} in {folder} has shape {tuple(state[name].shape)}, its config "
+                f"says {tuple(shape)}"
+            )

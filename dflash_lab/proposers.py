@@ -1,0 +1,284 @@
+"""Who drafts: DFlash, n-gram lookup, or nobody.
+
+The loop knows a proposer only as something that may listen to tapped target layers and
+offers up to K-1 tokens per cycle. `start` opens a session that holds what belongs to
+one generation (caches, indices), so a proposer can be shared.
+
+Leaves out: judging drafts (`acceptance.py`), and drafters that need several passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dflash_lab.cache import PositionCache
+from dflash_lab.conditioning import check_layer_ids
+from dflash_lab.drafter import DFlashDraftModel
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.sampling import (
+    STREAM_DRAFT,
+    Sampling,
+    check_finite,
+    gumbel_noise,
+    gumbel_pick,
+    warped_log_probs,
+)
+from dflash_lab.target import Target
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafts of one cycle.
+
+    Attributes:
+        tokens: (B, G) int64, padded where a row drafts less.
+        num_drafts: (B,) int64 on the CPU, real drafts of each row.
+        log_probs: (B, G, V), the law the drafts were drawn from; None if they were
+            not drawn.
+        confidence: (B, G), the drafter's probability of each draft, where asked for.
+    """
+
+    tokens: Tensor
+    num_drafts: Tensor
+    log_probs: Tensor | None = None
+    confidence: Tensor | None = None
+
+
+class DraftSession(Protocol):
+    """What a proposer keeps for one generation."""
+
+    def observe(self, target_hidden: Tensor | None, positions: Tensor, rows: Tensor):
+        """Features of tokens that became text.
+
+        Args:
+            target_hidden: (R, S, n*D); None if nothing is tapped.
+            positions: (R, S) int64.
+            rows: (R,) int64, the generation's rows they belong to.
+        """
+
+    def propose(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_drafts: int,
+        sampling: Sampling,
+        seeds: Tensor,
+        details: bool,
+    ) -> Proposal:
+        """Draft at most `num_drafts` tokens behind each text (prompt and output)."""
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Forget all rows but these, in this order."""
+
+
+class Proposer(Protocol):
+    """A way of drafting."""
+
+    name: str
+    block_size: int
+    target_layer_ids: tuple[int, ...]
+
+    def start(self, target: Target, batch_size: int, capacity: int) -> DraftSession:
+        """Open a session for `batch_size` rows of at most `capacity` positions."""
+
+
+class Plain:
+    """Nobody drafts: the loop becomes plain autoregressive decoding."""
+
+    name = "none"
+    block_size = 1
+    target_layer_ids = ()
+
+    def start(self, target: Target, batch_size: int, capacity: int) -> _PlainSession:
+        return _PlainSession()
+
+
+class _PlainSession:
+    def observe(self, target_hidden, positions, rows) -> None:
+        pass
+
+    def propose(self, texts, num_drafts, sampling, seeds, details) -> Proposal:
+        none = torch.zeros(len(texts), dtype=torch.long)
+        return Proposal(none[:, None][:, :0], none)
+
+    def keep_rows(self, rows: Tensor) -> None:
+        pass
+
+
+class NGramLookup:
+    """Copies what followed the last occurrence of the text's latest n-gram.
+
+    Args:
+        block_size: K; at most K-1 tokens are copied.
+        max_ngram: longest n-gram to look for; shorter ones are tried after it.
+    """
+
+    name = "ngram"
+    target_layer_ids = ()
+
+    def __init__(self, block_size: int = 8, max_ngram: int = 3):
+        if block_size < 2 or max_ngram < 1:
+            raise DFlashLabError(
+                f"block_size {block_size} must be 2 or more and max_ngram {max_ngram} "
+                "1 or more"
+            )
+        self.block_size, self.max_ngram = block_size, max_ngram
+
+    def start(self, target: Target, batch_size: int, capacity: int) -> _NGramSession:
+        return _NGramSession(batch_size, self.max_ngram)
+
+
+class _NGramSession:
+    def __init__(self, batch_size: int, max_ngram: int):
+        self.max_ngram = max_ngram
+        # Per row: n-gram -> position behind its last occurrence, and tokens indexed.
+        self.index: list[dict[tuple[int, ...], int]] = [{} for _ in range(batch_size)]
+        self.indexed = [0] * batch_size
+
+    def observe(self, target_hidden, positions, rows) -> None:
+        pass
+
+    def propose(self, texts, num_drafts, sampling, seeds, details) -> Proposal:
+        copies = [self._lookup(row, text)[:num_drafts] for row, text in enumerate(texts)]
+        counts = torch.tensor([len(copy) for copy in copies])
+        tokens = torch.zeros(len(texts), int(counts.max()), dtype=torch.long)
+        for row, copy in enumerate(copies):
+            tokens[row, : len(copy)] = torch.tensor(copy, dtype=torch.long)
+        return Proposal(tokens, counts)
+
+    def _lookup(self, row: int, text: Sequence[int]) -> list[int]:
+        index = self.index[row]
+        # The last token ends the n-gram that is looked up, so it is not indexed yet.
+        for end in range(self.indexed[row] + 1, len(text)):
+            for n in range(1, min(self.max_ngram, end) + 1):
+                index[tuple(text[end - n : end])] = end
+        self.indexed[row] = len(text) - 1
+        for n in range(min(self.max_ngram, len(text)), 0, -1):
+            found = index.get(tuple(text[len(text) - n :]))
+            if found is not None:
+                return list(text[found:])
+        return []
+
+    def keep_rows(self, rows: Tensor) -> None:
+        self.index = [self.index[row] for row in rows.tolist()]
+        self.indexed = [self.indexed[row] for row in rows.tolist()]
+
+
+class DFlash:
+    """The DFlash drafter as a proposer.
+
+    Args:
+        drafter: a trained drafter.
+        block_size: K at decoding; the trained one if None. A smaller one drafts less
+            per cycle; a larger one was never trained.
+
+    Raises:
+        DFlashLabError: a block size out of range.
+    """
+
+    name = "dflash"
+
+    def __init__(self, drafter: DFlashDraftModel, block_size: int | None = None):
+        trained = drafter.config.block_size
+        block_size = trained if block_size is None else block_size
+        if not 2 <= block_size <= trained:
+            raise DFlashLabError(
+                f"block_size {block_size} is outside 2..{trained}: the drafter was "
+                f"trained with {trained}, smaller blocks work, larger ones do not"
+            )
+        self.drafter, self.block_size = drafter, block_size
+        self.target_layer_ids = drafter.config.target_layer_ids
+
+    def start(self, target: Target, batch_size: int, capacity: int) -> _DFlashSession:
+        check_pair(self.drafter, target)
+        return _DFlashSession(self, target, batch_size, capacity)
+
+
+class _DFlashSession:
+    def __init__(self, proposer: DFlash, target: Target, batch_size: int, capacity: int):
+        self.drafter, self.target = proposer.drafter, target
+        self.block_size = proposer.block_size
+        self.cache = PositionCache(batch_size, capacity)
+
+    def observe(self, target_hidden, positions, rows) -> None:
+        self.drafter.append_context(target_hidden, positions, self.cache, rows)
+        for row, end in zip(rows.tolist(), positions[:, -1].tolist(), strict=True):
+            self.cache.lengths[row] = end + 1
+
+    def propose(self, texts, num_drafts, sampling, seeds, details) -> Proposal:
+        if num_drafts == 0:  # the last token of the budget needs no draft
+            return _PlainSession().propose(texts, 0, sampling, seeds, details)
+        config = self.drafter.config
+        anchors = torch.tensor([[text[-1]] for text in texts])
+        start = torch.tensor([len(text) - 1 for text in texts])
+        # The whole block is always evaluated, even if fewer drafts fit: its rows see
+        # each other, so a shorter block would give other proposals.
+        block = F.pad(anchors, (0, self.block_size - 1), value=config.mask_token_id)
+        hidden = self.drafter.draft(self.embed(block), start, self.cache)
+        logits = self.logits(hidden[:, 1 : 1 + num_drafts])  # (B, G, V)
+        check_finite(logits, "drafter")
+        counts = torch.full((len(texts),), logits.shape[1])
+        log_probs = confidence = None
+        if sampling.rule == "speculative" and not sampling.greedy:
+            positions = start[:, None] + 1 + torch.arange(logits.shape[1])
+            positions, seeds = positions.to(logits.device), seeds.to(logits.device)
+            size = logits.shape[-1]
+            noise = gumbel_noise(seeds, positions, size, STREAM_DRAFT)
+            log_probs = warped_log_probs(logits, sampling)
+            tokens = gumbel_pick(log_probs, noise)
+        else:
+            tokens = logits.argmax(dim=-1)
+        if details:
+            probs = logits.float().softmax(dim=-1)
+            confidence = probs.gather(-1, tokens[..., None])[..., 0]
+        return Proposal(tokens, counts, log_probs, confidence)
+
+    def embed(self, block: Tensor) -> Tensor:
+        """Raw rows of the target's table, (B, K) -> (B, K, D)."""
+        rows = F.embedding(block.to(self.target.device), self.target.embedding_table)
+        scaled = rows * self.drafter.config.input_embedding_scale
+        return scaled.to(self.drafter.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's head and the drafter's scaling, (B, G, D) -> (B, G, V)."""
+        head = self.target.head(hidden.to(self.target.dtype))
+        return self.drafter.scale_logits(head)
+
+    def keep_rows(self, rows: Tensor) -> None:
+        self.cache.keep_rows(rows)
+
+
+def check_pair(drafter: DFlashDraftModel, target: Target) -> None:
+    """Refuse a drafter that was trained for another target.
+
+    Raises:
+        DFlashLabError: naming both sides of the misfit.
+    """
+    config = drafter.config
+    trained_for = config.num_target_layers
+    if trained_for is not None and trained_for != target.num_layers:
+        raise DFlashLabError(
+            f"the drafter was trained for a target of {trained_for} layers, this "
+            f"target has {target.num_layers}; load the target it was trained for"
+        )
+    check_layer_ids(config.target_layer_ids, target.num_layers)
+    if config.hidden_size != target.hidden_size:
+        raise DFlashLabError(
+            f"the drafter has hidden size {config.hidden_size}, the target "
+            f"{target.hidden_size}; they share embedding and head, so it must be equal"
+        )
+    if config.vocab_size != target.vocab_size:
+        raise DFlashLabError(
+            f"the drafter was trained with a vocabulary of {config.vocab_size}, the "
+            f"target has {target.vocab_size}; load the target it was trained for"
+        )
+    if config.mask_token_id >= target.embedding_table.shape[0]:
+        raise DFlashLabError(
+            f"mask_token_id {config.mask_token_id} has no row in the target's "
+            f"embedding table of {target.embedding_table.shape[0]} rows"
+        )

@@ -1,0 +1,62 @@
+"""When a row of a generation ends, decided token by token.
+
+A block can hold a stop token, a stop string and the length limit in any order. The rules
+are asked after every single token, as plain decoding would, so the text is cut exactly
+where plain decoding ends. Stop strings are judged by the criterion of `transformers`.
+
+Leaves out: minimum lengths and criteria that look at logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import StopStringCriteria
+
+from dflash_lab.errors import DFlashLabError
+
+
+class StopRules:
+    """Stop tokens, stop strings and length limits of a generation.
+
+    Args:
+        stop_token_ids: the first of these ends a row; it is kept.
+        stop_strings: text that ends a row; the token that completes it is kept.
+        tokenizer: needed for stop strings.
+    """
+
+    def __init__(
+        self,
+        stop_token_ids: Sequence[int] = (),
+        stop_strings: Sequence[str] = (),
+        tokenizer=None,
+    ):
+        self.stop_token_ids = frozenset(stop_token_ids)
+        self._strings = None
+        if stop_strings:
+            if tokenizer is None:
+                raise DFlashLabError(
+                    "stop_strings need the tokenizer that turns tokens into text; pass "
+                    "tokenizer=..., or use stop_token_ids"
+                )
+            self._strings = StopStringCriteria(tokenizer, list(stop_strings))
+
+    def reason(self, prompt: Sequence[int], output: Sequence[int], budget: int):
+        """Why the row ends with its latest token, or None if it goes on.
+
+        Args:
+            prompt: ids of the prompt.
+            output: ids so far, the latest last.
+            budget: most output tokens this row may have.
+
+        Returns:
+            `"stop_token"`, `"stop_string"`, `"length"` or None.
+        """
+        if output[-1] in self.stop_token_ids:
+            return "stop_token"
+        if self._strings is not None:
+            ids = torch.tensor([[*prompt, *output]])
+            if bool(self._strings(ids, None)[0]):
+                return "stop_string"
+        return "length" if len(output) >= budget else None

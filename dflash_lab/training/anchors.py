@@ -1,0 +1,97 @@
+"""Where training blocks start, and what they should say.
+
+Decoding can stop and start anywhere, so training blocks start at random anchors, drawn
+anew whenever a sequence is seen (paper section 4.2). An anchor is a supervised token
+followed by another supervised token; blocks may overlap and may run past the end, where
+their labels do not count.
+
+Leaves out: the attention mask of the blocks (`masks.py`), which decoding shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """N training blocks for each of B sequences.
+
+    Attributes:
+        anchor_positions: (B, N) int64, ascending; 0 where invalid.
+        valid: (B, N) bool; a sequence with few candidates has fewer blocks.
+        input_ids: (B, N, K) int64, the anchor token followed by mask tokens.
+        labels: (B, N, K) int64, the text's own tokens at anchor + j.
+        label_mask: (B, N, K) bool, labels that count; never slot 0.
+    """
+
+    anchor_positions: Tensor
+    valid: Tensor
+    input_ids: Tensor
+    labels: Tensor
+    label_mask: Tensor
+
+
+def anchor_candidates(loss_mask: Tensor) -> Tensor:
+    """(B, S) bool supervised tokens -> (B, S) bool tokens that may be anchors."""
+    following = torch.zeros_like(loss_mask)
+    following[:, :-1] = loss_mask[:, 1:]
+    return loss_mask & following
+
+
+def select_anchors(
+    loss_mask: Tensor, num_anchors: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw anchors uniformly without replacement.
+
+    Args:
+        loss_mask: (B, S) bool, True for supervised (answer) tokens.
+        num_anchors: N, most anchors per sequence.
+        generator: source of the draw.
+
+    Returns:
+        (B, N) int64 anchor positions, ascending where valid, and (B, N) bool validity.
+    """
+    candidates = anchor_candidates(loss_mask)
+    draw = torch.rand(loss_mask.shape, generator=generator).to(loss_mask.device)
+    draw = draw.masked_fill(~candidates, -1.0)
+    width = min(num_anchors, loss_mask.shape[1])
+    score, position = draw.topk(width, dim=1)
+    # Invalid places sort behind every real position.
+    position = position.masked_fill(score < 0, loss_mask.shape[1]).sort(dim=1).values
+    valid = position < loss_mask.shape[1]
+    return position.masked_fill(~valid, 0), valid
+
+
+def make_blocks(
+    input_ids: Tensor,
+    loss_mask: Tensor,
+    anchor_positions: Tensor,
+    valid: Tensor,
+    block_size: int,
+    mask_token_id: int,
+) -> Blocks:
+    """Inputs and labels of the blocks at given anchors.
+
+    Args:
+        input_ids: (B, S) int64.
+        loss_mask: (B, S) bool.
+        anchor_positions: (B, N) int64.
+        valid: (B, N) bool.
+        block_size: K.
+        mask_token_id: id of slots 1..K-1.
+    """
+    length = input_ids.shape[1]
+    offset = torch.arange(block_size, device=input_ids.device)
+    position = anchor_positions[..., None] + offset  # (B, N, K)
+    inside = position < length
+    position = position.clamp(max=length - 1).flatten(1)
+    labels = input_ids.gather(1, position).view(*inside.shape)
+    supervised = loss_mask.gather(1, position).view(*inside.shape)
+    label_mask = inside & supervised & valid[..., None] & (offset > 0)
+    blocks = torch.full_like(labels, mask_token_id)
+    blocks[..., 0] = labels[..., 0]
+    return Blocks(anchor_positions, valid, blocks, labels, label_mask)
