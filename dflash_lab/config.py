@@ -306,7 +306,9 @@ class DFlashConfig:
 def _refuse_relatives(config: dict, own: dict) -> None:
     architectures = config.get("architectures") or []
     if any(name.startswith("DFlash2") for name in architectures):
-        raise DFlashLabError("this is a DFlash2 checkpoint; only DFlash v1 is supported")
+        raise DFlashLabError(
+            "this is a DFlash2 checkpoint; only DFlash v1 is supported"
+        )
     for name, (family, harmless) in _FOREIGN_FIELDS.items():
         for place in (config, own):
             value = place.get(name)

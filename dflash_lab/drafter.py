@@ -81,7 +81,12 @@ class DFlashAttention(nn.Module):
         return rotate(keys, cos, sin), values
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, context: KeyValue, mask: Tensor | None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        context: KeyValue,
+        mask: Tensor | None,
     ) -> Tensor:
         batch, rows, _ = x.shape
         queries = self.q_norm(self.q_proj(x).view(batch, rows, self.heads, -1))
@@ -90,7 +95,11 @@ class DFlashAttention(nn.Module):
         keys = torch.cat([context[0], keys], dim=2)  # (B, Hkv, S+K, d)
         values = torch.cat([context[1], values], dim=2)
         mixed = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, enable_gqa=self.heads != self.kv_heads
+            queries,
+            keys,
+            values,
+            attn_mask=mask,
+            enable_gqa=self.heads != self.kv_heads,
         )
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, rows, -1))
 
@@ -120,7 +129,12 @@ class DFlashLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, context: KeyValue, mask: Tensor | None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        context: KeyValue,
+        mask: Tensor | None,
     ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
@@ -235,7 +249,9 @@ class DFlashDraftModel(nn.Module):
         for index, layer in enumerate(self.layers):
             cache.write(*layer.self_attn.keys_values(context, cos, sin), index)
 
-    def draft(self, noise_embedding: Tensor, start: Tensor, cache: PositionCache) -> Tensor:
+    def draft(
+        self, noise_embedding: Tensor, start: Tensor, cache: PositionCache
+    ) -> Tensor:
         """One pass over one block per row, with the context in the cache.
 
         The block's own keys and values are used and forgotten, so there is nothing to
@@ -364,9 +380,7 @@ class DFlashDraftModel(nn.Module):
 def fetch_from_hub(name: str) -> Path:
     """Folder of a Hub repository's config and weights, downloaded if need be."""
     try:
-        return Path(
-            snapshot_download(name, allow_patterns=["*.json", "*.safetensors"])
-        )
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:
         raise DFlashLabError(
             f"{name!r} is neither a folder here nor reachable on the Hub "

@@ -144,7 +144,9 @@ class _NGramSession:
         pass
 
     def propose(self, texts, num_drafts, sampling, seeds, details) -> Proposal:
-        copies = [self._lookup(row, text)[:num_drafts] for row, text in enumerate(texts)]
+        copies = [
+            self._lookup(row, text)[:num_drafts] for row, text in enumerate(texts)
+        ]
         counts = torch.tensor([len(copy) for copy in copies])
         tokens = torch.zeros(len(texts), int(counts.max()), dtype=torch.long)
         for row, copy in enumerate(copies):
@@ -200,7 +202,9 @@ class DFlash:
 
 
 class _DFlashSession:
-    def __init__(self, proposer: DFlash, target: Target, batch_size: int, capacity: int):
+    def __init__(
+        self, proposer: DFlash, target: Target, batch_size: int, capacity: int
+    ):
         self.drafter, self.target = proposer.drafter, target
         self.block_size = proposer.block_size
         self.cache = PositionCache(batch_size, capacity)

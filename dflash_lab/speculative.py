@@ -213,7 +213,9 @@ class _Loop:
         num_drafts = torch.minimum(proposal.num_drafts, limit)
         clock.append(self._now())
 
-        anchors = torch.tensor([[text[-1]] for text in texts]).to(proposal.tokens.device)
+        anchors = torch.tensor([[text[-1]] for text in texts]).to(
+            proposal.tokens.device
+        )
         block = torch.cat([anchors, proposal.tokens], dim=1)  # (B, T)
         start = torch.tensor([len(text) - 1 for text in texts])
         positions = start[:, None] + torch.arange(block.shape[1])
@@ -292,10 +294,14 @@ class _Loop:
                 self.cache.keep_rows(rows)
                 self.session.keep_rows(rows)
 
-    def _record(self, start, proposal, num_drafts, verdict, kept, clock, logits) -> None:
+    def _record(
+        self, start, proposal, num_drafts, verdict, kept, clock, logits
+    ) -> None:
         drafts, picks = proposal.tokens.tolist(), verdict.target_tokens.tolist()
         share = 1e3 / len(self.active)
-        draft_s, verify_s, other_s = (b - a for a, b in zip(clock, clock[1:], strict=False))
+        draft_s, verify_s, other_s = (
+            b - a for a, b in zip(clock, clock[1:], strict=False)
+        )
         details = _slot_details(logits, proposal) if self.details else {}
         for b, row in enumerate(self.active):
             count = int(num_drafts[b])
@@ -368,7 +374,9 @@ def _as_prompts(input_ids, target: Target, max_new_tokens: int) -> list[list[int
     return prompts
 
 
-def _new_row(index: int, prompt: list[int], max_new_tokens: int, target: Target) -> _Row:
+def _new_row(
+    index: int, prompt: list[int], max_new_tokens: int, target: Target
+) -> _Row:
     limit = target.max_positions
     room = max_new_tokens if limit is None else limit - len(prompt)
     if room < 1:

@@ -162,7 +162,9 @@ class DecodeTrace:
         except OSError as error:
             raise DFlashLabError(f"cannot read {path}: {error.strerror}") from None
         except (AssertionError, KeyError, IndexError, TypeError, AttributeError):
-            raise DFlashLabError(f"{path} is not a trace of format {FORMAT!r}") from None
+            raise DFlashLabError(
+                f"{path} is not a trace of format {FORMAT!r}"
+            ) from None
         except json.JSONDecodeError as error:
             raise DFlashLabError(f"{path} is damaged: {error}") from None
 

@@ -96,9 +96,7 @@ def cache_features(
             for row, i in enumerate(group):
                 ids[row, : lengths[i]] = torch.tensor(sequences[i])
             # Padding lies behind each text, where a causal model does not look.
-            target.model.base_model(
-                input_ids=ids.to(target.device), use_cache=False
-            )
+            target.model.base_model(input_ids=ids.to(target.device), use_cache=False)
             hidden = tap.take().to("cpu", torch.bfloat16)
             for row, i in enumerate(group):
                 end = cache.offsets[i] + lengths[i]

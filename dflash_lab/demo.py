@@ -1,0 +1,351 @@
+"""The demo: decode real prompts plainly and with a drafter, and compare.
+
+Every prompt is decoded by plain decoding (our loop), by DFlash and by
+`model.generate`, one after the other in one process, so that a busy machine slows all
+three alike. Outputs are compared token by token; where they differ, each difference is
+certified as a tie or counts as a failure.
+
+Leaves out: intervals and other baselines; this shows, it does not benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from dflash_lab.analysis.acceptance import acceptance_per_position, pooled_tau
+from dflash_lab.certify import Tie, certify
+from dflash_lab.pairs import Pair
+from dflash_lab.prompts import Prompt
+from dflash_lab.proposers import DFlash, Plain, Proposer
+from dflash_lab.speculative import GenerationResult, speculative_generate
+from dflash_lab.trace import DecodeTrace, environment, write_text_atomically
+
+METHODS = ("plain", "dflash", "generate")
+
+
+@dataclass
+class TurnResult:
+    """One answer, decoded by every method.
+
+    Attributes:
+        id, kind, text: of the prompt; `text` is the last user message.
+        prompt_ids: what the target was given.
+        plain, dflash: results of our loop.
+        generate_ids, generate_seconds: of `model.generate`.
+        ties: places where DFlash took another token than plain decoding.
+    """
+
+    id: str
+    kind: str
+    text: str
+    prompt_ids: list[int]
+    plain: GenerationResult
+    dflash: GenerationResult
+    generate_ids: list[int]
+    generate_seconds: float
+    ties: list[Tie] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        """Token for token the same as plain decoding by our loop."""
+        return self.dflash.output_ids == self.plain.output_ids
+
+
+def run_demo(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    block_size: int | None = None,
+    quiet: bool = False,
+) -> list[TurnResult]:
+    """Decode every prompt by every method; greedy.
+
+    Args:
+        pair: target, drafter and tokenizer.
+        prompts: conversations; each user message is one answer, and the answer joins
+            the conversation.
+        max_new_tokens: per answer.
+        block_size: of the drafter; the trained one if None.
+        quiet: no progress bar.
+    """
+    proposer = DFlash(pair.drafter, block_size)
+    _warm_up(pair, proposer, prompts[0])
+    results: list[TurnResult] = []
+    turns = sum(len(prompt.turns) for prompt in prompts)
+    with tqdm(total=turns, desc="demo", unit="answer", disable=quiet) as progress:
+        for prompt in prompts:
+            conversation: list[str] = []
+            for number, message in enumerate(prompt.turns):
+                conversation.append(message)
+                ids = pair.encode(conversation)
+                name = (
+                    prompt.id if len(prompt.turns) == 1 else f"{prompt.id}.{number + 1}"
+                )
+                # The order changes from answer to answer, so that no method always
+                # meets a warm cache or a throttled processor.
+                shift = len(results) % len(METHODS)
+                order = METHODS[shift:] + METHODS[:shift]
+                made = {
+                    m: _decode(pair, proposer, m, ids, max_new_tokens) for m in order
+                }
+                result = TurnResult(
+                    name,
+                    prompt.kind,
+                    message,
+                    ids,
+                    made["plain"],
+                    made["dflash"],
+                    *made["generate"],
+                )
+                if not result.equal:
+                    result.ties = certify(pair.target, ids, result.dflash.output_ids[0])
+                results.append(result)
+                conversation.append(pair.decode(result.plain.output_ids[0]) or " ")
+                progress.update()
+    return results
+
+
+def _warm_up(pair: Pair, proposer: Proposer, prompt: Prompt) -> None:
+    ids = pair.encode(prompt.turns[0])
+    for method in METHODS:
+        _decode(pair, proposer, method, ids, 8)
+
+
+def _decode(pair: Pair, proposer: Proposer, method: str, ids: list[int], limit: int):
+    if method == "generate":
+        return _generate(pair, ids, limit)
+    return speculative_generate(
+        pair.target,
+        Plain() if method == "plain" else proposer,
+        ids,
+        max_new_tokens=limit,
+        stop_token_ids=pair.stop_token_ids,
+    )
+
+
+def _generate(pair: Pair, ids: list[int], limit: int) -> tuple[list[int], float]:
+    inputs = torch.tensor([ids], device=pair.target.device)
+    stop = list(pair.stop_token_ids) or None
+    started = time.perf_counter()
+    with torch.inference_mode():
+        output = pair.model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=limit,
+            do_sample=False,
+            eos_token_id=stop,
+            pad_token_id=stop[0] if stop else 0,
+        )
+    if pair.target.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    return output[0, len(ids) :].tolist(), seconds
+
+
+def trace_details(
+    pair: Pair, results: Sequence[TurnResult], block_size: int | None, limit: int
+) -> list[DecodeTrace]:
+    """Decode once more with probabilities in the trace; not part of any timing."""
+    proposer = DFlash(pair.drafter, block_size)
+    return [
+        speculative_generate(
+            pair.target,
+            proposer,
+            result.prompt_ids,
+            max_new_tokens=limit,
+            stop_token_ids=pair.stop_token_ids,
+            details=True,
+        ).trace
+        for result in results
+    ]
+
+
+def merge_traces(traces: Sequence[DecodeTrace], ids: Sequence[str]) -> DecodeTrace:
+    """One trace of many single-prompt generations, prompts renumbered."""
+    header = dict(traces[0].header)
+    header["num_prompts"] = len(traces)
+    header["prompt_ids"] = list(ids)
+    header["prompt_lengths"] = [t.header["prompt_lengths"][0] for t in traces]
+    header["seeds"] = [t.header["seeds"][0] for t in traces]
+    merged = DecodeTrace(header)
+    for number, trace in enumerate(traces):
+        for cycle in trace.cycles:
+            cycle.prompt = number
+            merged.cycles.append(cycle)
+    return merged
+
+
+def summarize(pair: Pair, results: Sequence[TurnResult]) -> dict:
+    """The figures of `summary.json`; times are wall clock, prefill included."""
+    traces = [result.dflash.trace for result in results]
+    cycles = [cycle for trace in traces for cycle in trace.cycles]
+    plain_cycles = [c for r in results for c in r.plain.trace.cycles]
+
+    def rate(tokens: int, seconds: float) -> float:
+        return tokens / seconds
+
+    def tokens(method: str) -> int:
+        return sum(len(getattr(r, method).output_ids[0]) for r in results)
+
+    def mean_ms(name: str) -> float:
+        return sum(getattr(c, name) for c in cycles) / max(1, len(cycles))
+
+    dflash = rate(tokens("dflash"), sum(r.dflash.seconds for r in results))
+    plain = rate(tokens("plain"), sum(r.plain.seconds for r in results))
+    generated = sum(len(r.generate_ids) for r in results)
+    generate = rate(generated, sum(r.generate_seconds for r in results))
+    per_position, drafted = acceptance_per_position(traces)
+    ties = [tie for result in results for tie in result.ties]
+    plain_ms = sum(c.draft_ms + c.verify_ms + c.other_ms for c in plain_cycles)
+    return {
+        "pair": pair.name,
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "prompts": len(results),
+        "equal": all(r.equal for r in results),
+        "ties": sum(tie.certified for tie in ties),
+        "uncertified_differences": sum(not tie.certified for tie in ties),
+        "equal_to_generate": sum(
+            r.generate_ids == r.plain.output_ids[0] for r in results
+        ),
+        "level": _level(results, ties),
+        "tau": pooled_tau(traces),
+        "speedup": dflash / plain,
+        "speedup_vs_generate": dflash / generate,
+        "tokens_per_second": dflash,
+        "plain_tokens_per_second": plain,
+        "generate_tokens_per_second": generate,
+        "acceptance_per_position": per_position,
+        "drafted_per_position": drafted,
+        "draft_ms": mean_ms("draft_ms"),
+        "verify_ms": mean_ms("verify_ms"),
+        "other_ms": mean_ms("other_ms"),
+        "plain_ms": plain_ms / max(1, len(plain_cycles)),
+        "block_size": traces[0].header["block_size"],
+        "num_cycles": len(cycles),
+        "num_tokens": tokens("dflash"),
+        "environment": environment(),
+    }
+
+
+def _level(results: Sequence[TurnResult], ties: Sequence[Tie]) -> str:
+    if all(result.equal for result in results):
+        return "L2: equal to ordinary plain decoding, token for token"
+    if all(tie.certified for tie in ties):
+        return f"L2: equal to ordinary plain decoding up to {len(ties)} certified ties"
+    return "NOT lossless: differences that rounding does not explain"
+
+
+def is_lossless(summary: dict) -> bool:
+    """True if every difference is certified as a tie."""
+    return summary["uncertified_differences"] == 0
+
+
+def write_outputs(
+    pair: Pair,
+    results: Sequence[TurnResult],
+    summary: dict,
+    traces: Sequence[DecodeTrace],
+    folder: Path,
+) -> Path:
+    """Write `summary.json`, `trace.jsonl`, the figures and `report.html`.
+
+    Returns:
+        Path of the report.
+    """
+    from dflash_lab.viz.curves import acceptance_figure, length_histogram, time_figure
+    from dflash_lab.viz.report import render_report
+    from dflash_lab.viz.tokens import token_states
+
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(summary, indent=2) + "\n"
+    write_text_atomically(folder / "summary.json", text)
+    merged = merge_traces(traces, [result.id for result in results])
+    merged.to_jsonl(folder / "trace.jsonl")
+
+    lengths = [n for r in results for n in r.dflash.trace.acceptance_lengths[0]]
+    figures = [
+        (
+            "acceptance",
+            acceptance_figure(
+                summary["acceptance_per_position"], summary["drafted_per_position"]
+            ),
+        ),
+        ("lengths", length_histogram(lengths, summary["block_size"])),
+        ("time", time_figure(_time_rows(summary))),
+    ]
+    shown = [
+        (_png(figure, folder / f"{name}.png"), alt, *_caption(name, summary))
+        for name, (figure, alt) in figures
+    ]
+    report = {
+        "title": f"DFlash decoding, pair {pair.name}",
+        "pair": pair.name,
+        "dtype": summary["dtype"],
+        "machine": summary["environment"],
+        "summary": summary,
+        "decode": pair.tokenizer.decode,
+        "figures": shown,
+        "prompts": [
+            {
+                "id": r.id,
+                "kind": r.kind,
+                "text": r.text,
+                "pairs": token_states(r.dflash.trace, 0, r.dflash.output_ids[0]),
+                "cycles": r.dflash.trace.cycles,
+                "tau": r.dflash.tau,
+                "equal": r.equal,
+            }
+            for r in results
+        ],
+    }
+    path = folder / "report.html"
+    write_text_atomically(path, render_report(report))
+    return path
+
+
+def _time_rows(summary: dict) -> list[dict]:
+    tau = summary["tau"]
+    split = {n: summary[n] / tau for n in ("draft_ms", "verify_ms", "other_ms")}
+    plain = {"draft_ms": 0.0, "verify_ms": summary["plain_ms"], "other_ms": 0.0}
+    return [{"name": "plain", **plain}, {"name": "dflash", **split}]
+
+
+def _png(figure, path: Path) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    path.write_bytes(buffer.getvalue())
+    return buffer.getvalue()
+
+
+def _caption(name: str, summary: dict) -> tuple[str, list[str]]:
+    rates = summary["acceptance_per_position"]
+    tau, size = summary["tau"], summary["block_size"]
+    cycle = summary["draft_ms"] + summary["verify_ms"] + summary["other_ms"]
+    if name == "acceptance":
+        return "Acceptance per position", [
+            f"The first draft of a block becomes text in {rates[0]:.0%} of the cycles, "
+            f"the last in {rates[-1]:.0%}.",
+            "The curve can only fall: a draft counts if all drafts before it did.",
+        ]
+    if name == "lengths":
+        return "Acceptance length", [
+            f"On average a cycle adds tau = {tau:.2f} tokens, of at most {size}.",
+            "Length 1 means that no draft was right: the target's own token alone.",
+        ]
+    return "Where the time goes, per emitted token", [
+        f"A DFlash cycle takes {cycle:.1f} ms and adds {tau:.2f} tokens, so "
+        f"{cycle / tau:.1f} ms a token against {summary['plain_ms']:.1f} ms plainly.",
+        f"Drafting is {summary['draft_ms'] / cycle:.0%} of a cycle, everything besides "
+        f"the two models {summary['other_ms'] / cycle:.1%}. Prefill is not shown here, "
+        "but it is part of the tokens per second above.",
+    ]

