@@ -108,5 +108,3 @@ class _ScriptedSession:
 
     def keep_rows(self, rows):
         pass
-
-

@@ -102,7 +102,7 @@ def speculative_law(rule, sampling, q, draws=None, one_hot=False):
         for j, x in enumerate(drafts):
             for top in (float(p[j, x]), float(p[j].max())):
                 for bottom in (float(q[j, x].exp()), float(really[j, x]), 1.0):
-                    if 0 < bottom and 0 < top / bottom < 1:
+                    if bottom > 0 and 0 < top / bottom < 1:
                         cuts.add(top / bottom)
         cuts = sorted(cuts)
         coins = [((a + b) / 2, b - a) for a, b in itertools.pairwise(cuts)]
@@ -177,7 +177,10 @@ def _residual_is_p(*args):
     verdict = accept_speculatively(*args)
     row = int(verdict.accepted)
     return acceptance.Verdict(
-        verdict.accepted, verdict.next_token, verdict.target_tokens, args[2].exp()[:, row]
+        verdict.accepted,
+        verdict.next_token,
+        verdict.target_tokens,
+        args[2].exp()[:, row],
     )
 
 

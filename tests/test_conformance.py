@@ -85,9 +85,7 @@ def test_batch_and_other_proposers_give_the_same_ids(
 ):
     tensors, _ = vectors
     prompts = [tensors[f"prompt_{j}"][0].tolist() for j in range(6)]
-    expected = [
-        tensors[f"output_{j}"][0].tolist()[len(prompts[j]) :] for j in range(6)
-    ]
+    expected = [tensors[f"output_{j}"][0].tolist()[len(prompts[j]) :] for j in range(6)]
     for proposer in (
         DFlash(conformance_drafter),
         DFlash(conformance_drafter, block_size=3),

@@ -14,6 +14,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from dflash_lab.errors import DFlashLabError
+
 KINDS = ("math", "code", "chat", "rewrite")
 
 _TOPICS = """volcanoes|honey bees|the water cycle|black holes|remote work|sourdough bread
@@ -188,6 +190,20 @@ def _slots(rng: random.Random) -> dict[str, object]:
     return slots
 
 
+def _draw(
+    kind: str, rng: random.Random, seen: set[str], forbidden: list[set[str]]
+) -> str:
+    """A prompt of this kind that is new and allowed."""
+    for _ in range(2000):
+        prompt = rng.choice(_TEMPLATES[kind]).format(**_slots(rng))
+        if prompt not in seen and not too_close(prompt, forbidden):
+            return prompt
+    raise DFlashLabError(
+        f"no new {kind} prompt after {len(seen)} prompts; the grammar is exhausted, ask "
+        "for fewer or leave this kind out"
+    )
+
+
 def too_close(prompt: str, held_out: list[set[str]], limit: float = 0.5) -> bool:
     """True if the prompt shares too many word triples with any held-out prompt.
 
@@ -229,9 +245,6 @@ def training_prompts(
     seen: set[str] = set()
     while True:
         for kind in kinds:
-            while True:
-                prompt = rng.choice(_TEMPLATES[kind]).format(**_slots(rng))
-                if prompt not in seen and not too_close(prompt, forbidden):
-                    break
+            prompt = _draw(kind, rng, seen, forbidden)
             seen.add(prompt)
             yield {"kind": kind, "prompt": prompt}

@@ -166,7 +166,7 @@ def _chat(rng: random.Random) -> tuple[str, str]:
             facts
         ) + f" Now {name} knows the {animal}."
     friend = rng.choice([a for a in sorted(_ANIMALS) if a != animal])
-    ask = f"Tell a story about a {animal} and a {friend}."
+    ask = f"Tell {name} a story about a {animal} and a {friend}."
     weather = rng.choice(("sunny", "rainy", "cold", "windy"))
     end = rng.choice(("They became friends.", "They shared the food and went home."))
     return ask, (

@@ -40,7 +40,7 @@ class TrainConfig:
     """Settings of a training run (defaults follow the paper's appendix A.1).
 
     Args:
-        steps: optimiser steps.
+        steps: optimiser steps, or the most of them if `minutes` is given.
         batch_size: sequences per step.
         num_anchors: N, most blocks per sequence.
         learning_rate: peak of the schedule.
@@ -51,6 +51,8 @@ class TrainConfig:
         bfloat16: autocast the passes; weights and optimiser stay float32.
         log_every: steps between metric lines.
         save_minutes: minutes between checkpoints.
+        minutes: wall-clock budget; the schedule then follows the clock, so that a
+            run on a busy machine still ends with a small learning rate.
         extra_negatives: vocabulary rows outside the corpus that join each step's
             softmax, redrawn every step, when the head is restricted.
     """
@@ -66,6 +68,7 @@ class TrainConfig:
     bfloat16: bool = True
     log_every: int = 50
     save_minutes: float = 10.0
+    minutes: float | None = None
     extra_negatives: int = 1024
 
 
@@ -162,6 +165,7 @@ class Trainer:
             drafter.parameters(), lr=config.learning_rate, weight_decay=0.0
         )
         self.blocks_seen = 0
+        self.steps_done = 0
 
     def _prepare_head(self) -> None:
         """Rows of the head that the corpus needs, and where each token went.
@@ -236,13 +240,13 @@ class Trainer:
         self.blocks_seen += int(valid.sum())
         return loss.detach(), right, total
 
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then cosine to zero; `step` counts from 0."""
-        warmup = max(1, round(self.config.steps * self.config.warmup_ratio))
-        if step < warmup:
-            return self.config.learning_rate * (step + 1) / warmup
-        done = (step - warmup) / max(1, self.config.steps - warmup)
-        return self.config.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+    def learning_rate(self, done: float) -> float:
+        """Linear warm-up, then cosine to zero; `done` is the finished share, 0..1."""
+        warmup = self.config.warmup_ratio
+        if done < warmup:
+            return self.config.learning_rate * max(done, 1e-3) / warmup
+        rest = (done - warmup) / (1 - warmup)
+        return self.config.learning_rate * 0.5 * (1 + math.cos(math.pi * rest))
 
     def run(self, evaluate=None) -> DFlashDraftModel:
         """Train and return the drafter as it should be saved.
@@ -258,19 +262,21 @@ class Trainer:
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as metrics:
             progress = tqdm(range(self.config.steps), desc="train", mininterval=5)
             for step in progress:
-                rate = self.learning_rate(step)
+                done = self._share_done(step, time.monotonic() - started)
                 for group in self.optimizer.param_groups:
-                    group["lr"] = rate
+                    group["lr"] = self.learning_rate(done)
                 sums.append(self.step(next(batches)))
                 torch.nn.utils.clip_grad_norm_(
                     self.drafter.parameters(), self.config.max_grad_norm
                 )
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
-                last = step + 1 == self.config.steps
+                self.steps_done = step + 1
+                elapsed = time.monotonic() - started
+                last = self._share_done(step + 1, elapsed) >= 1
                 line = {}
                 if (step + 1) % self.config.log_every == 0 or last:
-                    line = self._summary(sums, step + 1, time.monotonic() - started)
+                    line = self._summary(sums, step + 1, elapsed)
                     sums = []
                     progress.set_postfix_str(
                         f"loss {line['loss']:.3f} slot 1 {line['accuracy'][0]:.3f}"
@@ -284,7 +290,16 @@ class Trainer:
                 if line:
                     metrics.write(json.dumps(line) + "\n")
                     metrics.flush()
+                if last:
+                    break
+            progress.close()
         return exported
+
+    def _share_done(self, steps: int, seconds: float) -> float:
+        share = steps / self.config.steps
+        if self.config.minutes is not None:
+            share = max(share, seconds / (60 * self.config.minutes))
+        return min(1.0, share)
 
     def _summary(self, sums: list, step: int, seconds: float) -> dict:
         losses, right, total = zip(*sums, strict=True)

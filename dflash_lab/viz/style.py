@@ -222,8 +222,8 @@ _TOKEN_CSS = """\
   background:var(--dfl-card);color:var(--dfl-ink)}
 .dfl-t{margin-right:1px;border-radius:2px;padding-bottom:1px;
   print-color-adjust:exact;-webkit-print-color-adjust:exact}
-.dfl-t[data-nl]::before{content:attr(data-nl);opacity:.75}
-.dfl-t.dfl-empty::before{content:"\\2205";opacity:.75}
+.dfl-t[data-nl]::before{content:attr(data-nl)}
+.dfl-t.dfl-empty::before{content:"\\2205"}
 .dfl-chip{display:inline-block;white-space:pre;margin:1px 3px 1px 0;padding:0 3px;
   line-height:1.5;font-size:.93em;max-width:100%;overflow-wrap:anywhere}
 .dfl-chip i{font-style:normal;color:var(--dfl-muted)}"""
@@ -246,21 +246,20 @@ thead th{font-size:.8125rem;color:var(--dfl-muted);white-space:nowrap}
 tr{border-bottom:1px solid var(--dfl-rule)} .summary th{width:15rem;font-weight:400}
 .summary td:nth-child(2){width:10rem;font-weight:600}
 .slot{display:inline-block;margin-right:1.1em;font-weight:600}
-.slot i{font:inherit;font-weight:400;color:var(--dfl-muted)}
+.slot i{font-style:normal;font-weight:400;color:var(--dfl-muted)}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1.2rem;margin:1rem 0}
-dd{margin:0;overflow-wrap:anywhere} .legend{row-gap:.45rem}
-.prompt{white-space:pre-wrap;overflow-wrap:anywhere;padding:.1rem 0 .1rem 1rem;
-  border-left:3px solid var(--dfl-rule)}
+dd,.prompt{margin:0;overflow-wrap:anywhere} .legend{row-gap:.45rem}
+.prompt{white-space:pre-wrap;padding-left:1rem;border-left:3px solid var(--dfl-rule)}
 .dfl-tokens{padding:.8rem 1rem;border-radius:6px;font-size:.925rem;max-width:84ch}
-details{margin:.8rem 0} summary{cursor:pointer;width:fit-content;padding:.2rem 0}
+summary{cursor:pointer;width:fit-content;margin:.8rem 0}
 summary:focus-visible{outline:2px solid currentColor;outline-offset:2px}
 .cycles{font-size:.875rem} .cycles :is(td,th){padding:.3rem .9rem .3rem 0}
 .cycles .n{text-align:right;white-space:nowrap} .cycles .wide{width:60%}
 figure{margin:1.8rem 0;display:grid;gap:.4rem 2rem;align-items:center;
   grid-template-columns:minmax(0,32rem) minmax(0,1fr)}
 figure img{width:100%;height:auto;border-radius:6px;border:1px solid var(--dfl-rule)}
-figcaption ul{padding-left:1.1rem} figcaption b{color:var(--dfl-ink)}
-footer{margin-top:3.5rem;padding-top:1rem;border-top:1px solid var(--dfl-rule)}
+ul{padding-left:1.1rem} figcaption b{color:var(--dfl-ink)}
+footer{margin-top:3rem;border-top:1px solid var(--dfl-rule)}
 @media (max-width:44rem){
   main{padding:1.6rem 1rem 3rem} h1{font-size:1.55rem} .verdict{font-size:1.125rem}
   figure,.legend{grid-template-columns:minmax(0,1fr)}
