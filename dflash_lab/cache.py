@@ -38,7 +38,7 @@ class PositionCache:
 
     # Asked by `transformers` before it decides how to run a model with this cache.
     is_compileable = False
-    is_sliding = [False]
+    is_sliding = (False,)
 
     def __init__(self, batch_size: int, capacity: int):
         self.batch_size = batch_size

@@ -262,7 +262,8 @@ def _generate(arguments) -> int:
             print()
         print(
             f"{len(output)} tokens in {len(result.trace.cycles)} cycles, tau "
-            f"{result.tau:.2f}, {rate:.1f} tokens/s, stopped by {result.stop_reasons[0]}",
+            f"{result.tau:.2f}, {rate:.1f} tokens/s, "
+            f"stopped by {result.stop_reasons[0]}",
             file=sys.stderr,
         )
     return 130 if result.stop_reasons[0] == "interrupted" else 0

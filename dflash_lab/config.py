@@ -106,8 +106,8 @@ class DFlashConfig:
     def _check(self) -> None:
         if self.block_size < 2:
             raise DFlashLabError(
-                f"block_size {self.block_size} drafts nothing: slot 0 is the last known "
-                "token; use 2 or more"
+                f"block_size {self.block_size} drafts nothing: slot 0 is the last "
+                "known token; use 2 or more"
             )
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise DFlashLabError(

@@ -289,10 +289,10 @@ class DFlashDraftModel(nn.Module):
             causal = self.config.causal_in_block(kind)
             window = self.config.window_of(kind)
             alone = anchor_positions.shape[1] == 1 and valid is None
+            alone = alone and bool((anchor_positions == context_length).all())
             if alone and not causal and window is None:
-                if bool((anchor_positions == context_length).all()):
-                    masks[kind] = None
-                    continue
+                masks[kind] = None
+                continue
             masks[kind] = anchor_block_mask(
                 anchor_positions.to(self.device),
                 context_length,

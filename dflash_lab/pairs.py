@@ -125,8 +125,8 @@ def load_pair(
         raise DFlashLabError("give either the name of a pair or a target, not both")
     if name is not None and name not in PAIR_NAMES:
         raise DFlashLabError(
-            f"unknown pair {name!r}; choose {' or '.join(PAIR_NAMES)}, or give --target "
-            "and --drafter"
+            f"unknown pair {name!r}; choose {' or '.join(PAIR_NAMES)}, or give a "
+            "target and a drafter"
         )
     if name == "tiny":
         target = data_root() / "checkpoints" / "tiny" / "target"
@@ -160,8 +160,8 @@ def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
     found = DTYPES.get(str(dtype).removeprefix("torch."))
     if found is None:
         raise DFlashLabError(
-            f"dtype {str(dtype).removeprefix('torch.')!r} is not supported: use float32 "
-            "or bfloat16 (float16 overflows in DFlash drafters)"
+            f"dtype {str(dtype).removeprefix('torch.')!r} is not supported: use "
+            "float32 or bfloat16 (float16 overflows in DFlash drafters)"
         )
     return found
 

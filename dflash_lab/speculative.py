@@ -12,6 +12,7 @@ Leaves out: graph capture and static shapes; this is the eager reference loop.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -273,16 +274,18 @@ class _Loop:
 
     def _commit(self, row: _Row, tokens: list[int]) -> int:
         """Append tokens until a stop rule fires; returns how many became text."""
-        for count, token in enumerate(tokens, 1):
+        before = len(row.output)
+        for token in tokens:
             row.output.append(token)
             reason = self.rules.reason(row.prompt, row.output, row.budget)
             if reason:
                 limited = reason == "length" and row.capped
                 row.stop_reason = "position_limit" if limited else reason
                 break
+        added = row.output[before:]
         if self.on_tokens:
-            self.on_tokens(row.index, tokens[:count])
-        return count
+            self.on_tokens(row.index, added)
+        return len(added)
 
     def _drop_finished(self) -> None:
         going = [b for b, row in enumerate(self.active) if row.stop_reason is None]
@@ -300,7 +303,7 @@ class _Loop:
         drafts, picks = proposal.tokens.tolist(), verdict.target_tokens.tolist()
         share = 1e3 / len(self.active)
         draft_s, verify_s, other_s = (
-            b - a for a, b in zip(clock, clock[1:], strict=False)
+            after - before for before, after in itertools.pairwise(clock)
         )
         details = _slot_details(logits, proposal) if self.details else {}
         for b, row in enumerate(self.active):
@@ -368,8 +371,8 @@ def _as_prompts(input_ids, target: Target, max_new_tokens: int) -> list[list[int
         if min(prompt) < 0 or max(prompt) >= target.embedding_table.shape[0]:
             raise DFlashLabError(
                 f"prompt {i} has token id {worst}, outside the vocabulary "
-                f"0..{target.embedding_table.shape[0] - 1}; was it made by this target's "
-                "tokenizer?"
+                f"0..{target.embedding_table.shape[0] - 1}; was it made by this "
+                "target's tokenizer?"
             )
     return prompts
 

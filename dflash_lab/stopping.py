@@ -1,8 +1,9 @@
 """When a row of a generation ends, decided token by token.
 
-A block can hold a stop token, a stop string and the length limit in any order. The rules
-are asked after every single token, as plain decoding would, so the text is cut exactly
-where plain decoding ends. Stop strings are judged by the criterion of `transformers`.
+A block can hold a stop token, a stop string and the length limit in any order. The
+rules are asked after every single token, as plain decoding would, so the text is cut
+exactly where plain decoding ends. Stop strings are judged by the criterion of
+`transformers`.
 
 Leaves out: minimum lengths and criteria that look at logits.
 """

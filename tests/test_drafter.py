@@ -349,9 +349,9 @@ def test_misfits_name_both_sides():
     deep = random_target(num_hidden_layers=9)
     wide = random_target(hidden_size=48)
     other = random_target(vocab_size=67)
-    with pytest.raises(DFlashLabError, match="target of 9 layers.*has 5"):
+    with pytest.raises(DFlashLabError, match=r"target of 9 layers.*has 5"):
         check_pair(random_drafter(deep), target)
-    with pytest.raises(DFlashLabError, match="hidden size 48.*32"):
+    with pytest.raises(DFlashLabError, match=r"hidden size 48.*32"):
         check_pair(random_drafter(wide), target)
-    with pytest.raises(DFlashLabError, match="vocabulary of 67.*61"):
+    with pytest.raises(DFlashLabError, match=r"vocabulary of 67.*61"):
         check_pair(random_drafter(other), target)

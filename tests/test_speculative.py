@@ -295,7 +295,9 @@ def test_context_rows_are_projected_once(target, drafter):
     result = speculative_generate(target, DFlash(drafter), prompts, max_new_tokens=20)
     drafts = sum(len(c.draft_tokens) > 0 for c in result.trace.cycles)
     assert drafts > 10
-    committed = sum(len(p) + len(o) for p, o in zip(prompts, result.output_ids))
+    committed = sum(
+        len(p) + len(o) for p, o in zip(prompts, result.output_ids, strict=True)
+    )
     # Each text's last token never enters a cache.
     assert drafter.context_rows == committed - len(prompts)
 

@@ -25,7 +25,7 @@ def default_gamma(block_size: int) -> float:
 
 
 def decay_weights(block_size: int, gamma: float | None) -> Tensor:
-    """(K,) float32: 0 for the anchor, then exp(-(k - 1) / gamma); 1 if gamma is None."""
+    """(K,) float32: 0 for the anchor, then exp(-(k - 1) / gamma), or all 1 if None."""
     slot = torch.arange(block_size, dtype=torch.float32)
     weights = (
         torch.ones(block_size) if gamma is None else torch.exp(-(slot - 1) / gamma)

@@ -199,8 +199,8 @@ def _draw(
         if prompt not in seen and not too_close(prompt, forbidden):
             return prompt
     raise DFlashLabError(
-        f"no new {kind} prompt after {len(seen)} prompts; the grammar is exhausted, ask "
-        "for fewer or leave this kind out"
+        f"no new {kind} prompt after {len(seen)} prompts; the grammar is exhausted, "
+        "ask for fewer or leave this kind out"
     )
 
 

@@ -1,7 +1,7 @@
 """How the shipped drafters were made: one command per pair.
 
-    python -m dflash_lab.training.recipe smol --work WORK --out data/checkpoints/smol-dflash
-    python -m dflash_lab.training.recipe tiny --work WORK --out data/checkpoints/tiny
+    python -m dflash_lab.training.recipe smol --work W --out data/checkpoints/smol-dflash
+    python -m dflash_lab.training.recipe tiny --work W --out data/checkpoints/tiny
 
 The target answers training prompts, its features are cached, a drafter is trained on
 them, and its acceptance is measured on held-out prompts. Each step is kept in the work
