@@ -144,6 +144,7 @@ def _set_threads(threads: int | None) -> None:
 
 def _demo(arguments) -> int:
     from dflash_lab import demo
+    from dflash_lab.demo_report import write_outputs
     from dflash_lab.prompts import Prompt, load_prompts
     from dflash_lab.proposers import DFlash
 
@@ -165,7 +166,7 @@ def _demo(arguments) -> int:
     results = demo.run_demo(pair, prompts, max_new_tokens=limit, block_size=size)
     summary = demo.summarize(pair, results)
     traces = demo.trace_details(pair, results, size, limit)
-    report = demo.write_outputs(pair, results, summary, traces, arguments.out)
+    report = write_outputs(pair, results, summary, traces, arguments.out)
     _print_demo(pair, results, summary)
     print(f"\nreport: {report}")
     return 0 if demo.is_lossless(summary) else 1
@@ -179,9 +180,12 @@ def _print_demo(pair, results, summary: dict) -> None:
         states = token_states(result.dflash.trace, 0, result.dflash.output_ids[0])
         print(f"\n[{result.id}] {result.text}\n")
         print(ansi_text(states, pair.tokenizer.decode, color=color))
+    # Answers of one token come from prefill alone and have no cycle.
+    tau = "-" if summary["tau"] is None else f"{summary['tau']:.2f}"
+    tau += f" of {summary['block_size']}"
     rows = [
         ("outputs", summary["level"]),
-        ("tau (acceptance length)", f"{summary['tau']:.2f} of {summary['block_size']}"),
+        ("tau (acceptance length)", tau),
         ("DFlash", f"{summary['tokens_per_second']:.1f} tokens/s"),
         (
             "plain decoding, our loop",

@@ -5,16 +5,15 @@ Every prompt is decoded by plain decoding (our loop), by DFlash and by
 three alike. Outputs are compared token by token; where they differ, each difference is
 certified as a tie or counts as a failure.
 
-Leaves out: intervals and other baselines; this shows, it does not benchmark.
+Leaves out: files (`demo_report.py`), intervals and other baselines; this shows, it does
+not benchmark.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -25,7 +24,7 @@ from dflash_lab.pairs import Pair
 from dflash_lab.prompts import Prompt
 from dflash_lab.proposers import DFlash, Plain, Proposer
 from dflash_lab.speculative import GenerationResult, speculative_generate
-from dflash_lab.trace import DecodeTrace, environment, write_text_atomically
+from dflash_lab.trace import DecodeTrace, environment
 
 METHODS = ("plain", "dflash", "generate")
 
@@ -168,21 +167,6 @@ def trace_details(
     ]
 
 
-def merge_traces(traces: Sequence[DecodeTrace], ids: Sequence[str]) -> DecodeTrace:
-    """One trace of many single-prompt generations, prompts renumbered."""
-    header = dict(traces[0].header)
-    header["num_prompts"] = len(traces)
-    header["prompt_ids"] = list(ids)
-    header["prompt_lengths"] = [t.header["prompt_lengths"][0] for t in traces]
-    header["seeds"] = [t.header["seeds"][0] for t in traces]
-    merged = DecodeTrace(header)
-    for number, trace in enumerate(traces):
-        for cycle in trace.cycles:
-            cycle.prompt = number
-            merged.cycles.append(cycle)
-    return merged
-
-
 def summarize(pair: Pair, results: Sequence[TurnResult]) -> dict:
     """The figures of `summary.json`; times are wall clock, prefill included."""
     traces = [result.dflash.trace for result in results]
@@ -216,7 +200,7 @@ def summarize(pair: Pair, results: Sequence[TurnResult]) -> dict:
             r.generate_ids == r.plain.output_ids[0] for r in results
         ),
         "level": _level(results, ties),
-        "tau": pooled_tau(traces),
+        "tau": pooled_tau(traces) if cycles else None,
         "speedup": dflash / plain,
         "speedup_vs_generate": dflash / generate,
         "tokens_per_second": dflash,
@@ -246,106 +230,3 @@ def _level(results: Sequence[TurnResult], ties: Sequence[Tie]) -> str:
 def is_lossless(summary: dict) -> bool:
     """True if every difference is certified as a tie."""
     return summary["uncertified_differences"] == 0
-
-
-def write_outputs(
-    pair: Pair,
-    results: Sequence[TurnResult],
-    summary: dict,
-    traces: Sequence[DecodeTrace],
-    folder: Path,
-) -> Path:
-    """Write `summary.json`, `trace.jsonl`, the figures and `report.html`.
-
-    Returns:
-        Path of the report.
-    """
-    from dflash_lab.viz.curves import acceptance_figure, length_histogram, time_figure
-    from dflash_lab.viz.report import render_report
-    from dflash_lab.viz.tokens import token_states
-
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(summary, indent=2) + "\n"
-    write_text_atomically(folder / "summary.json", text)
-    merged = merge_traces(traces, [result.id for result in results])
-    merged.to_jsonl(folder / "trace.jsonl")
-
-    lengths = [n for r in results for n in r.dflash.trace.acceptance_lengths[0]]
-    figures = [
-        (
-            "acceptance",
-            acceptance_figure(
-                summary["acceptance_per_position"], summary["drafted_per_position"]
-            ),
-        ),
-        ("lengths", length_histogram(lengths, summary["block_size"])),
-        ("time", time_figure(_time_rows(summary))),
-    ]
-    shown = [
-        (_png(figure, folder / f"{name}.png"), alt, *_caption(name, summary))
-        for name, (figure, alt) in figures
-    ]
-    report = {
-        "title": f"DFlash decoding, pair {pair.name}",
-        "pair": pair.name,
-        "dtype": summary["dtype"],
-        "machine": summary["environment"],
-        "summary": summary,
-        "decode": pair.tokenizer.decode,
-        "figures": shown,
-        "prompts": [
-            {
-                "id": r.id,
-                "kind": r.kind,
-                "text": r.text,
-                "pairs": token_states(r.dflash.trace, 0, r.dflash.output_ids[0]),
-                "cycles": r.dflash.trace.cycles,
-                "tau": r.dflash.tau,
-                "equal": r.equal,
-            }
-            for r in results
-        ],
-    }
-    path = folder / "report.html"
-    write_text_atomically(path, render_report(report))
-    return path
-
-
-def _time_rows(summary: dict) -> list[dict]:
-    tau = summary["tau"]
-    split = {n: summary[n] / tau for n in ("draft_ms", "verify_ms", "other_ms")}
-    plain = {"draft_ms": 0.0, "verify_ms": summary["plain_ms"], "other_ms": 0.0}
-    return [{"name": "plain", **plain}, {"name": "dflash", **split}]
-
-
-def _png(figure, path: Path) -> bytes:
-    import io
-
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    path.write_bytes(buffer.getvalue())
-    return buffer.getvalue()
-
-
-def _caption(name: str, summary: dict) -> tuple[str, list[str]]:
-    rates = summary["acceptance_per_position"]
-    tau, size = summary["tau"], summary["block_size"]
-    cycle = summary["draft_ms"] + summary["verify_ms"] + summary["other_ms"]
-    if name == "acceptance":
-        return "Acceptance per position", [
-            f"The first draft of a block becomes text in {rates[0]:.0%} of the cycles, "
-            f"the last in {rates[-1]:.0%}.",
-            "The curve can only fall: a draft counts if all drafts before it did.",
-        ]
-    if name == "lengths":
-        return "Acceptance length", [
-            f"On average a cycle adds tau = {tau:.2f} tokens, of at most {size}.",
-            "Length 1 means that no draft was right: the target's own token alone.",
-        ]
-    return "Where the time goes, per emitted token", [
-        f"A DFlash cycle takes {cycle:.1f} ms and adds {tau:.2f} tokens, so "
-        f"{cycle / tau:.1f} ms a token against {summary['plain_ms']:.1f} ms plainly.",
-        f"Drafting is {summary['draft_ms'] / cycle:.0%} of a cycle, everything besides "
-        f"the two models {summary['other_ms'] / cycle:.1%}. Prefill is not shown here, "
-        "but it is part of the tokens per second above.",
-    ]

@@ -7,26 +7,22 @@ matrices per layer and nothing else, and is kept in a cache. Block rows attend t
 context and to each other in both directions. Embedding and language-model head are the
 target's (paper section 4, appendix A.3).
 
-Leaves out: the target, the loop, and denoising in several steps (one step suffices).
+Leaves out: the target, the loop, files (`checkpoint.py`), and denoising in several
+steps (one step suffices).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from dflash_lab.cache import PositionCache
+from dflash_lab.checkpoint import find_checkpoint, read_checkpoint, write_checkpoint
 from dflash_lab.config import DFlashConfig
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.masks import anchor_block_mask
@@ -327,18 +323,7 @@ class DFlashDraftModel(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `config.json` and `model.safetensors`, each atomically."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        dtype = str(self.dtype).removeprefix("torch.")
-        state = {k: v.detach().contiguous().cpu() for k, v in self.state_dict().items()}
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            weights = Path(scratch) / "model.safetensors"
-            save_file(state, weights, metadata={"format": "pt"})
-            config = Path(scratch) / "config.json"
-            text = json.dumps(self.config.to_dict(dtype), indent=2) + "\n"
-            config.write_text(text, encoding="utf-8")
-            os.replace(weights, folder / weights.name)
-            os.replace(config, folder / config.name)
+        write_checkpoint(Path(folder), self.config, self.state_dict())
 
     @classmethod
     def from_pretrained(
@@ -359,14 +344,11 @@ class DFlashDraftModel(nn.Module):
             DFlashLabError: no such folder, an unsupported config, missing, extra or
                 misshapen tensors, or float16 (these drafters overflow in it).
         """
-        folder = Path(name_or_path)
-        if not folder.is_dir():
-            folder = fetch_from_hub(str(name_or_path))
+        folder = find_checkpoint(name_or_path)
         config = DFlashConfig.from_folder(folder)
-        state = _read_weights(folder)
         with torch.device("meta"):
             model = cls(config)
-        _check_state(model, state, folder)
+        state = read_checkpoint(folder, model.state_dict())
         stored = {tensor.dtype for tensor in state.values()}
         if dtype == torch.float16 or (dtype is None and torch.float16 in stored):
             raise DFlashLabError(
@@ -375,46 +357,3 @@ class DFlashDraftModel(nn.Module):
             )
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype).eval()
-
-
-def fetch_from_hub(name: str) -> Path:
-    """Folder of a Hub repository's config and weights, downloaded if need be."""
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-    except Exception as error:
-        raise DFlashLabError(
-            f"{name!r} is neither a folder here nor reachable on the Hub "
-            f"({type(error).__name__}); check the name or the connection"
-        ) from None
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise DFlashLabError(f"no *.safetensors file in {folder}")
-    state: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            state.update(load_file(file))
-        except (SafetensorError, OSError) as error:
-            raise DFlashLabError(
-                f"{file} cannot be read ({error}); download or copy it again"
-            ) from None
-    return state
-
-
-def _check_state(model: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    missing, extra = sorted(wanted.keys() - state), sorted(state.keys() - wanted.keys())
-    if missing or extra:
-        raise DFlashLabError(
-            f"the tensors in {folder} are not those of its config: "
-            f"{len(missing)} missing ({', '.join(missing[:3]) or '-'}), "
-            f"{len(extra)} unknown ({', '.join(extra[:3]) or '-'})"
-        )
-    for name, shape in wanted.items():
-        if state[name].shape != shape:
-            raise DFlashLabError(
-                f"{name} in {folder} has shape {tuple(state[name].shape)}, its config "
-                f"says {tuple(shape)}"
-            )

@@ -15,13 +15,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dflash_lab.acceptance import Verdict, accept_matching, accept_speculatively
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.generation import GenerationResult, Row, as_prompts, new_row
 from dflash_lab.proposers import DraftSession, Proposal, Proposer
 from dflash_lab.sampling import (
     STREAM_COIN,
@@ -36,55 +36,6 @@ from dflash_lab.sampling import (
 from dflash_lab.stopping import StopRules
 from dflash_lab.target import Target
 from dflash_lab.trace import CycleRecord, DecodeTrace, environment
-
-
-@dataclass
-class GenerationResult:
-    """What a generation returned.
-
-    Attributes:
-        output_ids: generated ids, one list per prompt.
-        stop_reasons: per prompt: `stop_token`, `stop_string`, `length`,
-            `position_limit` or `interrupted`.
-        trace: every cycle.
-        seconds: wall-clock time, prefill included.
-        time_to_first_token: seconds until the first prompt's first token.
-    """
-
-    output_ids: list[list[int]]
-    stop_reasons: list[str]
-    trace: DecodeTrace
-    seconds: float
-    time_to_first_token: float
-
-    @property
-    def tau(self) -> float:
-        """Mean acceptance length over all cycles, bonus token counted."""
-        return self.trace.tau
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Generated tokens of all prompts per second, prefill included."""
-        return sum(map(len, self.output_ids)) / self.seconds
-
-
-@dataclass
-class _Row:
-    index: int  # place among the prompts
-    prompt: list[int]
-    budget: int
-    capped: bool  # whether the position limit cut the budget
-    output: list[int]
-    cycle: int = 0
-    stop_reason: str | None = None
-
-    @property
-    def text(self) -> list[int]:
-        return self.prompt + self.output
-
-    @property
-    def remaining(self) -> int:
-        return self.budget - len(self.output)
 
 
 def speculative_generate(
@@ -127,12 +78,12 @@ def speculative_generate(
     """
     target = _as_target(target)
     sampling = sampling or Sampling()
-    prompts = _as_prompts(input_ids, target, max_new_tokens)
+    prompts = as_prompts(input_ids, target, max_new_tokens)
     seeds = [sampling.seed] * len(prompts) if seeds is None else list(seeds)
     if len(seeds) != len(prompts):
         raise DFlashLabError(f"{len(seeds)} seeds for {len(prompts)} prompts")
     rules = StopRules(stop_token_ids, stop_strings, tokenizer)
-    rows = [_new_row(i, p, max_new_tokens, target) for i, p in enumerate(prompts)]
+    rows = [new_row(i, p, max_new_tokens, target) for i, p in enumerate(prompts)]
     trace = DecodeTrace(_header(target, proposer, prompts, sampling, seeds))
     with torch.inference_mode(), target.tap(proposer.target_layer_ids) as tap:
         loop = _Loop(target, proposer, rows, sampling, seeds, rules, tap, trace)
@@ -155,8 +106,8 @@ class _Loop:
     def __init__(self, target, proposer, rows, sampling, seeds, rules, tap, trace):
         self.target: Target = target
         self.block_size: int = proposer.block_size
-        self.rows: list[_Row] = rows
-        self.active: list[_Row] = list(rows)
+        self.rows: list[Row] = rows
+        self.active: list[Row] = list(rows)
         self.sampling: Sampling = sampling
         self.seeds = torch.tensor(seeds)
         self.rules: StopRules = rules
@@ -186,7 +137,7 @@ class _Loop:
                 row.stop_reason = row.stop_reason or "interrupted"
         return first_token
 
-    def _prefill(self, place: int, row: _Row) -> None:
+    def _prefill(self, place: int, row: Row) -> None:
         """One pass over the prompt alone: what a row gets never depends on others."""
         length = len(row.prompt)
         positions = torch.arange(length)[None]
@@ -272,7 +223,7 @@ class _Loop:
                 hidden = hidden[rows, offset][:, None]
         self.session.observe(hidden, positions, rows)
 
-    def _commit(self, row: _Row, tokens: list[int]) -> int:
+    def _commit(self, row: Row, tokens: list[int]) -> int:
         """Append tokens until a stop rule fires; returns how many became text."""
         before = len(row.output)
         for token in tokens:
@@ -356,39 +307,6 @@ def _as_target(target) -> Target:
         return target
     inner = getattr(target, "target", None)  # a Pair
     return inner if isinstance(inner, Target) else Target(target)
-
-
-def _as_prompts(input_ids, target: Target, max_new_tokens: int) -> list[list[int]]:
-    if max_new_tokens < 1:
-        raise DFlashLabError(f"max_new_tokens {max_new_tokens} must be 1 or more")
-    ids = input_ids.tolist() if isinstance(input_ids, Tensor) else input_ids
-    ids = [list(row) if isinstance(row, Sequence) else row for row in ids]
-    prompts = ids if ids and isinstance(ids[0], list) else [ids]
-    for i, prompt in enumerate(prompts):
-        if not prompt:
-            raise DFlashLabError(f"prompt {i} is empty; give at least one token")
-        worst = max(prompt, key=lambda t: max(t, -t))
-        if min(prompt) < 0 or max(prompt) >= target.embedding_table.shape[0]:
-            raise DFlashLabError(
-                f"prompt {i} has token id {worst}, outside the vocabulary "
-                f"0..{target.embedding_table.shape[0] - 1}; was it made by this "
-                "target's tokenizer?"
-            )
-    return prompts
-
-
-def _new_row(
-    index: int, prompt: list[int], max_new_tokens: int, target: Target
-) -> _Row:
-    limit = target.max_positions
-    room = max_new_tokens if limit is None else limit - len(prompt)
-    if room < 1:
-        raise DFlashLabError(
-            f"prompt {index} has {len(prompt)} tokens, but the target has only {limit} "
-            "positions for prompt and answer; shorten the prompt"
-        )
-    budget = min(max_new_tokens, room)
-    return _Row(index, prompt, budget, budget < max_new_tokens, [])
 
 
 def _header(target, proposer, prompts, sampling: Sampling, seeds) -> dict:

@@ -84,7 +84,7 @@ def test_hub_names_go_to_the_hub(monkeypatch, tmp_path):
         asked.append((name, allow_patterns))
         return str(CONFORMANCE / "drafter")
 
-    monkeypatch.setattr("dflash_lab.drafter.snapshot_download", snapshot_download)
+    monkeypatch.setattr("dflash_lab.checkpoint.snapshot_download", snapshot_download)
     pair = load_pair(target=CONFORMANCE / "target", drafter="z-lab/Some-DFlash-b16")
     assert pair.drafter.config.block_size == 8
     assert asked == [("z-lab/Some-DFlash-b16", ["*.json", "*.safetensors"])]

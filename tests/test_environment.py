@@ -1,0 +1,155 @@
+"""The project's own files agree with each other, and layers stay apart."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "dflash_lab"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+# Each layer may import itself and the layers before it.
+LAYERS = [
+    {"errors", "__init__"},
+    {"compat", "cache", "conditioning", "masks", "sampling", "stopping", "acceptance"},
+    {"config", "checkpoint", "drafter", "target"},
+    {"proposers"},
+    {"trace"},
+    {"generation", "speculative", "certify"},
+    {"packaged", "pairs", "prompts"},
+    {"analysis", "training"},
+    {"viz"},
+    {"demo", "demo_report", "doctor"},
+    {"cli", "__main__"},
+]
+
+
+def requirements():
+    names = list(PROJECT["dependencies"])
+    for extra in PROJECT["optional-dependencies"].values():
+        names += extra
+    return {Requirement(line).name.lower(): Requirement(line) for line in names}
+
+
+def constraints():
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pins = [Requirement(x) for x in lines if x.strip() and not x.startswith("#")]
+    return {pin.name.lower(): pin for pin in pins}
+
+
+def test_every_requirement_is_pinned_within_its_range():
+    pins = constraints()
+    assert set(pins) == set(requirements())
+    for name, requirement in requirements().items():
+        (pin,) = pins[name].specifier
+        assert pin.operator == "=="
+        assert requirement.specifier.contains(pin.version), name
+
+
+def test_ranges_have_no_upper_caps():
+    for requirement in requirements().values():
+        operators = {s.operator for s in requirement.specifier}
+        assert operators <= {">="}, requirement
+    assert requirements()["torch"].specifier == SpecifierSet(">=2.9")
+    assert requirements()["transformers"].specifier == SpecifierSet(">=5.15")
+    assert PROJECT["requires-python"] == ">=3.10"
+
+
+def test_conda_environment_installs_the_same_through_pip():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text("utf-8"))
+    conda = [d for d in environment["dependencies"] if isinstance(d, str)]
+    (pip,) = [d["pip"] for d in environment["dependencies"] if isinstance(d, dict)]
+    assert f"python{PROJECT['requires-python']}" in conda and "pip" in conda
+    assert pip == ["-c constraints.txt", "-e .[lab,dev]"]
+    assert {"lab", "dev"} == set(PROJECT["optional-dependencies"])
+
+
+def test_readme_and_ci_call_the_same_tests():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    assert "python -m pytest" in readme and "make test" in readme
+    assert "python -m pytest" in makefile
+    assert "make test" in script
+
+
+def module_of(path: Path) -> str:
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith("dflash_lab."):
+                found.add(name.split(".")[1])
+    return found
+
+
+def test_no_lower_layer_imports_a_higher_one():
+    level = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+    for path in PACKAGE.rglob("*.py"):
+        own = module_of(path)
+        assert own in level, f"{own} is in no layer; add it to LAYERS"
+        for other in imported_modules(path):
+            assert level[other] <= level[own], f"{own} imports {other}"
+
+
+def test_import_is_light():
+    code = (
+        "import sys, dflash_lab; "
+        "heavy = {'matplotlib', 'pandas', 'ipywidgets', 'torch._dynamo'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_module_says_what_it_leaves_out():
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text("utf-8")
+        docstring = ast.get_docstring(ast.parse(text))
+        assert docstring, path
+        lines = len(text.splitlines())
+        assert lines <= 350, f"{path} has {lines} lines"
+        if lines > 30:
+            assert "Leaves out" in docstring, path
+
+
+def test_public_functions_are_documented():
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                public = not node.name.startswith("_")
+                assert not public or ast.get_docstring(node), f"{path}: {node.name}"
+
+
+def test_the_library_never_sets_a_global_seed():
+    pattern = re.compile(r"torch\.manual_seed\(|random\.seed\(")
+    for path in PACKAGE.rglob("*.py"):
+        if path.name == "recipe.py":  # a program, not the library
+            continue
+        assert not pattern.search(path.read_text("utf-8")), path
