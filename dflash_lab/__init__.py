@@ -5,3 +5,36 @@ V vocabulary; n is the number of tapped target layers, T the rows of a target pa
 """
 
 __version__ = "0.1.0"
+
+# Public names and where they live. They are imported when first used, so that
+# `import dflash_lab` costs nothing.
+_PUBLIC = {
+    "DFlash": "proposers",
+    "DFlashConfig": "config",
+    "DFlashDraftModel": "drafter",
+    "DFlashLabError": "errors",
+    "DecodeTrace": "trace",
+    "GenerationResult": "generation",
+    "NGramLookup": "proposers",
+    "Pair": "pairs",
+    "Plain": "proposers",
+    "Sampling": "sampling",
+    "Target": "target",
+    "build_target_layer_ids": "conditioning",
+    "load_pair": "pairs",
+    "load_prompts": "prompts",
+    "speculative_generate": "speculative",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -119,13 +119,24 @@ def test_no_lower_layer_imports_a_higher_one():
 def test_import_is_light():
     code = (
         "import sys, dflash_lab; "
-        "heavy = {'matplotlib', 'pandas', 'ipywidgets', 'torch._dynamo'}; "
+        "heavy = {'matplotlib', 'pandas', 'ipywidgets', 'torch', 'transformers'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_public_names_exist():
+    import dflash_lab
+
+    assert 10 <= len(dflash_lab.__all__) <= 20
+    for name in dflash_lab.__all__:
+        assert getattr(dflash_lab, name).__name__ == name
+        assert name in dir(dflash_lab)
+    with pytest.raises(AttributeError):
+        _ = dflash_lab.no_such_name
 
 
 def test_every_module_says_what_it_leaves_out():

@@ -157,7 +157,7 @@ def test_speculative_rule_through_the_loop_keeps_the_law():
     target = random_target(2, vocab_size=5, dtype=torch.float64)
     drafter = random_drafter(target, 2, block_size=3, mask_token_id=4).double()
     counts = {}
-    runs = 3000
+    runs = 2000
     for name, proposer, rule in (
         ("plain", Plain(), "match"),
         ("dflash", DFlash(drafter), "speculative"),
