@@ -2,6 +2,8 @@
 
 Shape comments use one legend: B batch, S context, N anchors, K block size, D width,
 V vocabulary; n is the number of tapped target layers, T the rows of a target pass.
+
+Leaves out: everything but names; the work is in the modules.
 """
 
 __version__ = "0.1.0"

@@ -34,6 +34,10 @@ def main(argv: list[str] | None = None) -> int:
         # The reader left (`| head`); nothing is wrong, and nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        print(f"dflash-lab: error:{where}: {error.strerror}", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -162,6 +166,9 @@ def _demo(arguments) -> int:
         sets = pair.prompt_sets or ("math", "code", "chat", "rewrite")
         prompts = [p for name in sets for p in load_prompts(name, arguments.limit)]
     pair.encode(prompts[0].turns[0])
+    if arguments.max_new_tokens < 1:
+        raise DFlashLabError(f"--max-new-tokens {arguments.max_new_tokens} is below 1")
+    arguments.out.mkdir(parents=True, exist_ok=True)  # a bad folder is said now
     limit, size = arguments.max_new_tokens, arguments.block_size
     results = demo.run_demo(pair, prompts, max_new_tokens=limit, block_size=size)
     summary = demo.summarize(pair, results)

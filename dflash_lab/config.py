@@ -168,10 +168,10 @@ class DFlashConfig:
             "hidden_size": width,
             "intermediate_size": target_config.intermediate_size,
             "num_attention_heads": heads,
-            "num_key_value_heads": target_config.num_key_value_heads,
+            "num_key_value_heads": getattr(target_config, "num_key_value_heads", heads),
             "head_dim": getattr(target_config, "head_dim", None) or width // heads,
             "vocab_size": target_config.vocab_size,
-            "rms_norm_eps": target_config.rms_norm_eps,
+            "rms_norm_eps": getattr(target_config, "rms_norm_eps", 1e-6),
             "rope": rope_settings(target_config.to_dict()),
             "max_position_embeddings": target_config.max_position_embeddings,
         }

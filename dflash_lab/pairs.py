@@ -193,7 +193,11 @@ def _load_model(source: str | Path, dtype: torch.dtype, device) -> nn.Module:
 def _load_tokenizer(source: str | Path):
     from transformers import AutoTokenizer
 
-    # Folders of bare test models have no tokenizer, and token ids need none.
+    # Bare models have no tokenizer, and token ids need none. For a folder without one
+    # `transformers` makes up an empty tokenizer that turns every text into nothing.
+    files = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+    if Path(source).is_dir() and not any((Path(source) / f).exists() for f in files):
+        return None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return AutoTokenizer.from_pretrained(source)
     return None

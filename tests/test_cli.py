@@ -138,6 +138,14 @@ def test_bad_demo_leaves_no_files(arguments, message, capsys, tmp_path):
     assert not out.exists()
 
 
+def test_a_folder_that_cannot_be_written_is_said_before_any_work(capsys, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    out = str(blocked / "report")
+    assert main(["demo", *TINY, "--prompt", PROMPT, "--out", out]) == 2
+    assert "file" in capsys.readouterr().err
+
+
 def test_unknown_commands_and_options_are_status_2(capsys):
     for arguments in ([], ["fly"], ["generate", "--pair", "tiny"], ["demo", "--x"]):
         with pytest.raises(SystemExit) as stop:
