@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from dflash_lab.cache import PositionCache
 from dflash_lab.config import DFlashConfig
-from dflash_lab.drafter import DFlashDraftModel, rotate
+from dflash_lab.drafter import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.layers import rotate
 from dflash_lab.masks import anchor_block_mask
 from dflash_lab.proposers import DFlash, check_pair
 

@@ -26,7 +26,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 LAYERS = [
     {"errors", "__init__"},
     {"compat", "cache", "conditioning", "masks", "sampling", "stopping", "acceptance"},
-    {"config", "checkpoint", "drafter", "target"},
+    {"config", "checkpoint", "layers", "drafter", "target"},
     {"proposers"},
     {"trace"},
     {"generation", "speculative", "certify"},
@@ -145,9 +145,9 @@ def test_every_module_says_what_it_leaves_out():
         docstring = ast.get_docstring(ast.parse(text))
         assert docstring, path
         lines = len(text.splitlines())
-        assert lines <= 350, f"{path} has {lines} lines"
+        assert lines <= 335, f"{path} has {lines} lines"
         if lines > 30:
-            assert "Leaves out" in docstring, path
+            assert "Leaves out" in " ".join(docstring.split()), path
 
 
 def test_public_functions_are_documented():
