@@ -16,7 +16,11 @@ from dflash_lab.masks import block_position_ids
 from dflash_lab.proposers import DFlash
 from dflash_lab.speculative import speculative_generate
 from dflash_lab.training.anchors import anchor_candidates, make_blocks, select_anchors
-from dflash_lab.training.corpus import read_corpus, write_corpus
+from dflash_lab.training.corpus import (
+    read_corpus,
+    self_written_prompts,
+    write_corpus,
+)
 from dflash_lab.training.features import FeatureCache, cache_features
 from dflash_lab.training.losses import (
     decay_weights,
@@ -263,6 +267,24 @@ def test_corpus_resumes_where_it_was_killed(tmp_path):
         read_corpus(tmp_path / "missing.jsonl")
 
 
+def test_self_written_prompts_are_distinct_and_ended_by_themselves(tmp_path):
+    target = random_target(0)
+
+    def decode(ids):
+        return " ".join(str(i) for i in ids if i not in stop)
+
+    stop = tuple(range(0, 61, 4))
+    path = tmp_path / "draws.jsonl"
+    prompts = self_written_prompts(
+        target, [7, 9], path, 60, stop_token_ids=stop, decode=decode, batch_size=16
+    )
+    rows = read_corpus(path)[1]
+    assert len(rows) == 60 and len({tuple(r["answer_ids"]) for r in rows}) > 20
+    ended = {decode(r["answer_ids"]) for r in rows if r["answer_ids"][-1] in stop}
+    assert set(prompts) == {text for text in ended if len(text.split()) >= 3}
+    assert len(prompts) == len(set(prompts)) > 5
+
+
 def test_time_limit_returns_early(tmp_path):
     target = random_target(0)
     path = tmp_path / "corpus.jsonl"
@@ -324,6 +346,23 @@ def test_training_is_reproducible(tmp_path):
         states.append(make_trainer(folder, 5)[0].run().state_dict())
     for name, tensor in states[0].items():
         assert torch.equal(tensor, states[1][name]), name
+
+
+def test_training_goes_on_from_trained_weights(tmp_path):
+    first, target, _ = make_trainer(tmp_path, 60)
+    trained = first.run().float()
+    before = {k: v.clone() for k, v in trained.state_dict().items()}
+    again = Trainer(
+        trained,
+        target,
+        first.examples,
+        first.features,
+        first.config,
+        tmp_path,
+        fresh=False,
+    )
+    for name, tensor in again.export().state_dict().items():
+        torch.testing.assert_close(tensor.float(), before[name], rtol=1e-2, atol=1e-6)
 
 
 def test_schedule():

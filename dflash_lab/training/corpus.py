@@ -91,6 +91,49 @@ def write_corpus(
     return len(done)
 
 
+def self_written_prompts(
+    target: Target,
+    pair_header: Sequence[int],
+    path: Path,
+    count: int,
+    *,
+    stop_token_ids: Sequence[int],
+    decode: Callable[[Sequence[int]], str],
+    batch_size: int = 256,
+) -> list[str]:
+    """Prompts that the target writes when it is given only the user's header.
+
+    An instruct target was trained on what users ask, and sampling behind the opening
+    of a user's turn gives a varied picture of it (Magpie, arXiv:2406.08464).
+
+    Args:
+        target: an instruct model.
+        pair_header: ids of its chat template up to where the user's words begin.
+        path: corpus file of the raw draws, kept for resuming.
+        count: how many to draw.
+        stop_token_ids: end of the user's turn.
+        decode: ids to text, without special tokens.
+        batch_size: rows decoded together.
+
+    Returns:
+        Distinct prompts of three words or more that ended by themselves.
+    """
+    draws = [{"kind": "self", "prompt_ids": list(pair_header)} for _ in range(count)]
+    write_corpus(
+        target,
+        draws,
+        path,
+        stop_token_ids=stop_token_ids,
+        header={"self_written_prompts": True},
+        temperatures=(1.0,),
+        max_new_tokens=72,
+        batch_size=batch_size,
+    )
+    rows = sorted(read_corpus(path)[1], key=lambda row: row["index"])
+    texts = [decode(row["answer_ids"]).strip() for row in rows if not row["truncated"]]
+    return [text for text in dict.fromkeys(texts) if len(text.split()) >= 3]
+
+
 def read_corpus(path: Path) -> tuple[dict, list[dict]]:
     """Header and rows of a corpus file; a half-written last line is left out.
 
@@ -161,8 +204,7 @@ class _BatchWriter:
             free = [row for row, slot in enumerate(slots) if slot is None]
             # Refilling one row at a time would hold up the others at every finish.
             if queue and len(free) >= max(1, len(slots) // 16):
-                for row in free[: len(queue)]:
-                    slots[row] = self._prefill(queue.pop(), row, cache)
+                self._refill(slots, free, queue, cache)
                 self._release(slots)
                 continue
             if len(free) == len(slots):
@@ -174,13 +216,22 @@ class _BatchWriter:
             self._step(slots, cache)
             self._release(slots)
 
-    def _prefill(self, index: int, row: int, cache) -> tuple[int, list[int]]:
-        ids = torch.tensor([self.prompts[index]["prompt_ids"]])
-        positions = torch.arange(ids.shape[1])[None]
-        logits = self.target.forward(
-            ids, positions, cache, torch.tensor([row]), logits_to_keep=1
-        )
-        return index, self._pick(logits, torch.tensor([[ids.shape[1]]]), [index])
+    def _refill(self, slots: list, free: list[int], queue: list[int], cache) -> None:
+        """Give free rows the next prompts; those of one length share a pass."""
+        groups: dict[int, list[tuple[int, int]]] = {}
+        for row in free[: len(queue)]:
+            index = queue.pop()
+            length = len(self.prompts[index]["prompt_ids"])
+            groups.setdefault(length, []).append((row, index))
+        for length, members in groups.items():
+            rows = torch.tensor([row for row, _ in members])
+            indices = [index for _, index in members]
+            ids = torch.tensor([self.prompts[i]["prompt_ids"] for i in indices])
+            positions = torch.arange(length).expand(len(members), -1)
+            logits = self.target.forward(ids, positions, cache, rows, logits_to_keep=1)
+            first = self._pick(logits, positions[:, -1:] + 1, indices)
+            for row, index, token in zip(rows.tolist(), indices, first, strict=True):
+                slots[row] = (index, [token])
 
     def _step(self, slots: list, cache) -> None:
         # Free rows compute along, at their position 0, which is overwritten later:

@@ -30,9 +30,13 @@ from dflash_lab.prompts import load_prompts
 from dflash_lab.proposers import DFlash
 from dflash_lab.speculative import speculative_generate
 from dflash_lab.trace import environment, write_text_atomically
-from dflash_lab.training.corpus import read_corpus, write_corpus
+from dflash_lab.training.corpus import (
+    read_corpus,
+    self_written_prompts,
+    write_corpus,
+)
 from dflash_lab.training.features import cache_features
-from dflash_lab.training.prompts import training_prompts
+from dflash_lab.training.prompts import too_close, training_prompts, word_triples
 from dflash_lab.training.tiny import (
     MASK,
     build_target,
@@ -43,6 +47,7 @@ from dflash_lab.training.tiny import (
 from dflash_lab.training.tiny_text import tiny_texts
 from dflash_lab.training.trainer import Example, TrainConfig, Trainer
 
+SELF_DRAWS, SELF_PROMPTS = 3000, 1800
 SMOL_MASK_ID = 16  # `<empty_output>`, which occurs in no text of the target
 
 
@@ -73,8 +78,19 @@ def train_drafter(
     config: DFlashConfig,
     settings: TrainConfig,
     work: Path,
+    init_from: Path | None = None,
 ) -> tuple[DFlashDraftModel, dict]:
-    """Features, training and measuring; returns the drafter and its card's facts."""
+    """Features, training and measuring; returns the drafter and its card's facts.
+
+    Args:
+        pair: the target and its tokenizer.
+        corpora: files of answers.
+        config: of the drafter.
+        settings: of the training.
+        work: features, metrics and checkpoints are kept here.
+        init_from: a drafter of an earlier stage to go on from, with its
+            `training.json`.
+    """
     rows = [row for path in corpora for row in read_corpus(path)[1]]
     rows = [row for row in rows if len(row["answer_ids"]) > 1]
     examples = [
@@ -84,9 +100,16 @@ def train_drafter(
     sequences = [example.input_ids for example in examples]
     path = work / "features.bin"
     features = cache_features(pair.target, sequences, config.target_layer_ids, path)
-    drafter = DFlashDraftModel(config)
-    drafter.init_weights(torch.Generator().manual_seed(settings.seed))
-    trainer = Trainer(drafter, pair.target, examples, features, settings, work)
+    earlier = []
+    if init_from is None:
+        drafter = DFlashDraftModel(config)
+        drafter.init_weights(torch.Generator().manual_seed(settings.seed))
+    else:
+        drafter = DFlashDraftModel.from_pretrained(init_from, torch.float32)
+        note = json.loads((init_from / "training.json").read_text("utf-8"))
+        earlier = [*note.pop("earlier_stages", []), note]
+    fresh = init_from is None
+    trainer = Trainer(drafter, pair.target, examples, features, settings, work, fresh)
 
     def evaluate(exported: DFlashDraftModel) -> dict:
         return {"held_out_tau": held_out_tau(pair, exported, limit=5)}
@@ -97,6 +120,7 @@ def train_drafter(
     # Once more from the file that is shipped, in the dtype that decodes.
     trained = DFlashDraftModel.from_pretrained(work / "drafter", pair.target.dtype)
     facts = {
+        "earlier_stages": earlier,
         "corpora": {p.name: sha256_of(p) for p in corpora},
         "answers": len(examples),
         "answer_tokens": sum(len(e.input_ids) - e.prompt_length for e in examples),
@@ -113,33 +137,57 @@ def train_drafter(
     return trained, facts
 
 
-def make_smol(work: Path, out: Path, minutes: float, num_prompts: int) -> None:
-    """Corpus, drafter and card of the smol pair."""
+def make_smol(
+    work: Path, out: Path, minutes: float, num_prompts: int, init_from: Path | None
+) -> None:
+    """Corpora, drafter and card of the smol pair.
+
+    The target answers prompts of our grammar, and prompts that it writes itself, which
+    are more varied; `more_corpus.jsonl` in the work folder joins them if it is there.
+    """
     pair = load_pair("smol", dtype="bfloat16", with_drafter=False)
-    corpus = work / "corpus.jsonl"
     held_out = tuple(
         turn
         for name in pair.prompt_sets
         for p in load_prompts(name)
         for turn in p.turns
     )
-    prompts = list(
-        itertools.islice(training_prompts(0, held_out=held_out), num_prompts)
-    )
-    for prompt in prompts:
-        prompt["prompt_ids"] = pair.encode(prompt["prompt"])
-    # More prompts of the same seed extend a corpus, so their number is no setting.
-    header = {"target": TARGET_NAME, "dtype": "bfloat16", "prompts_seed": 0}
-    write_corpus(
+    grammar = itertools.islice(training_prompts(0, held_out=held_out), num_prompts)
+    header = _user_header(pair)
+    written = self_written_prompts(
         pair.target,
-        prompts,
-        corpus,
+        header,
+        work / "self_prompts.jsonl",
+        count=SELF_DRAWS,
         stop_token_ids=pair.stop_token_ids,
-        header=header,
-        temperatures=(0.0, 0.0, 0.0, 0.0, 0.7),
-        batch_size=256,
+        decode=pair.decode,
     )
-    more = [path for path in [work / "more_corpus.jsonl"] if path.exists()]
+    triples = [word_triples(turn) for turn in held_out]
+    own = [
+        {"kind": "self", "prompt": text}
+        for text in written
+        if not too_close(text, triples)
+    ][:SELF_PROMPTS]
+    corpora = []
+    for name, prompts, source in (
+        ("corpus", list(grammar), {"prompts_seed": 0}),
+        ("self_corpus", own, {"prompts": "written by the target"}),
+    ):
+        for prompt in prompts:
+            prompt["prompt_ids"] = pair.encode(prompt["prompt"])
+        corpora.append(work / f"{name}.jsonl")
+        # More prompts extend a corpus, so their number is no setting of it.
+        write_corpus(
+            pair.target,
+            prompts,
+            corpora[-1],
+            stop_token_ids=pair.stop_token_ids,
+            header={"target": TARGET_NAME, "dtype": "bfloat16", **source},
+            temperatures=(0.0, 0.0, 0.0, 0.0, 0.7),
+            max_new_tokens=256 if name == "corpus" else 192,
+            batch_size=256,
+        )
+    corpora += [path for path in [work / "more_corpus.jsonl"] if path.exists()]
     config = DFlashConfig.for_target(
         pair.target.config,
         mask_token_id=SMOL_MASK_ID,
@@ -154,9 +202,16 @@ def make_smol(work: Path, out: Path, minutes: float, num_prompts: int) -> None:
         num_anchors=32,
         learning_rate=1e-3,
     )
-    drafter, facts = train_drafter(pair, [corpus, *more], config, settings, work)
+    drafter, facts = train_drafter(pair, corpora, config, settings, work, init_from)
     drafter.to(torch.bfloat16).save_pretrained(out)
     write_card(out, f"DFlash drafter for {TARGET_NAME}", "smol", facts)
+
+
+def _user_header(pair: Pair) -> list[int]:
+    """Ids of the chat template up to where the user's words begin."""
+    marker = "@@@@"
+    text = pair.tokenizer.decode(pair.encode(marker))
+    return pair.tokenizer.encode(text[: text.index(marker)])
 
 
 def make_tiny(work: Path, out: Path, target_steps: int, drafter_steps: int) -> None:
@@ -222,6 +277,11 @@ def write_card(folder: Path, title: str, pair: str, facts: dict) -> None:
         f"| {name} | {tau:.2f} |" for name, tau in facts["held_out_tau"].items()
     )
     env, settings = facts["environment"], facts["settings"]
+    stages = [*facts.get("earlier_stages", []), facts]
+
+    def total(name: str) -> float:
+        return round(sum(stage[name] for stage in stages), 2)
+
     card = f"""# {title}
 
 A first drafter for `load_pair("{pair}")`, trained by this project with
@@ -230,9 +290,9 @@ A first drafter for `load_pair("{pair}")`, trained by this project with
 | | |
 |---|---|
 | data | {facts["answers"]} answers, {facts["answer_tokens"]} answer tokens, written by the target itself |
-| training | {facts["steps"]} steps, {facts["blocks_seen"]} blocks |
+| training | {total("steps")} steps, {total("blocks_seen")} blocks, in {len(stages)} stage(s) |
 | peak learning rate, batch, anchors | {settings["learning_rate"]}, {settings["batch_size"]}, {settings["num_anchors"]} |
-| time | {facts["training_wall_minutes"]} minutes, {facts["training_cpu_hours"]} CPU-hours |
+| time | {total("training_wall_minutes")} minutes, {total("training_cpu_hours")} CPU-hours |
 | machine | {env["machine"]}, {env["threads"]} threads, torch {env["torch"]}, transformers {env["transformers"]} |
 | parameters | {facts["parameters"]} |
 
@@ -256,6 +316,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=75, help="training of smol")
+    parser.add_argument("--init-from", type=Path, help="an earlier stage, for smol")
     parser.add_argument("--num-prompts", type=int, default=6500, help="for smol")
     parser.add_argument("--target-steps", type=int, default=1500, help="for tiny")
     parser.add_argument("--drafter-steps", type=int, default=1500, help="for tiny")
@@ -263,7 +324,11 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     if arguments.pair == "smol":
         make_smol(
-            arguments.work, arguments.out, arguments.minutes, arguments.num_prompts
+            arguments.work,
+            arguments.out,
+            arguments.minutes,
+            arguments.num_prompts,
+            arguments.init_from,
         )
     else:
         make_tiny(

@@ -90,6 +90,9 @@ class _ScaleColumns(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return weight * self.scale
 
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight / self.scale
+
 
 def training_hidden(
     drafter: DFlashDraftModel,
@@ -137,6 +140,8 @@ class Trainer:
         features: their target features, same order.
         config: settings.
         folder: metrics and checkpoints go here.
+        fresh: the drafter has just been initialised, so its `fc` may be scaled to the
+            features; False to go on from trained weights.
     """
 
     def __init__(
@@ -147,6 +152,7 @@ class Trainer:
         features: FeatureCache,
         config: TrainConfig,
         folder: Path,
+        fresh: bool = True,
     ):
         if not examples:
             raise DFlashLabError("the corpus is empty; write some answers first")
@@ -156,6 +162,8 @@ class Trainer:
         self.generator = torch.Generator().manual_seed(config.seed)
         # Scaled features train faster; the scale is folded into fc when saving.
         scale = features.feature_scale()
+        if fresh:
+            drafter.fc.weight.data *= scale
         parametrize.register_parametrization(drafter.fc, "weight", _ScaleColumns(scale))
         self._prepare_head()
         block_size = drafter.config.block_size
