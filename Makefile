@@ -7,11 +7,11 @@ BIN = $(VENV)/bin
 
 env: $(VENV)/ready
 
-# pip 23 and newer take the CPU build of torch through the constraints file where one is
-# offered; elsewhere the constraint still fixes every version.
+# The constraints file fixes the versions. On Linux PyPI's torch brings CUDA libraries of
+# several gigabytes; `make PIP_FLAGS="--extra-index-url URL"` can name a CPU build.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[lab,dev]'
 	touch $@
 
 demo: env

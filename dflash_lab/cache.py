@@ -49,6 +49,7 @@ class PositionCache:
         self._values: dict[int, Tensor] = {}
         self._rows = torch.arange(batch_size)
         self._positions: Tensor | None = None
+        self._whole = True
         self._span = 0
 
     def write_at(self, positions: Tensor, rows: Tensor | None = None) -> int:
@@ -73,6 +74,7 @@ class PositionCache:
             )
         self._positions = positions
         self._rows = torch.arange(self.batch_size) if rows is None else rows
+        self._whole = rows is None
         return self._span
 
     def update(
@@ -91,7 +93,7 @@ class PositionCache:
             (R, H, L, d) and (R, H, L, d'), with stale positions still to be masked.
         """
         self.write(keys, values, layer_idx)
-        return self.read(layer_idx, self._span, self._rows)
+        return self.read(layer_idx, self._span, None if self._whole else self._rows)
 
     def write(self, keys: Tensor, values: Tensor, layer_idx: int) -> None:
         """Write without reading: keys (R, H, T, d) at the announced positions."""
@@ -116,7 +118,7 @@ class PositionCache:
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of the first `span` positions of some rows, or of all."""
         pair = self._keys[layer_idx], self._values[layer_idx]
-        if rows is None or len(rows) == self.batch_size:
+        if rows is None:
             return tuple(buffer[:, :, :span] for buffer in pair)
         if len(rows) == 1:  # a view; indexing would copy
             row = int(rows[0])

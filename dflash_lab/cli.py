@@ -2,7 +2,7 @@
 
 Standard output carries results, standard error progress and errors. A wrong input is
 one line on standard error and exit status 2; outputs that differ beyond certified ties
-end `demo` with status 1; Ctrl-C ends with 130 after what was made so far is shown.
+end `demo` with status 1; Ctrl-C ends with 130, and `generate` shows what it made.
 
 Leaves out: the work itself, which lives in the library.
 """
@@ -10,6 +10,7 @@ Leaves out: the work itself, which lives in the library.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -35,8 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        print(f"dflash-lab: error:{where}: {error.strerror}", file=sys.stderr)
+        where = f"{error.filename}: " if error.filename else ""
+        reason = error.strerror or error
+        print(f"dflash-lab: error: {where}{reason}", file=sys.stderr)
         return 2
 
 
@@ -111,6 +113,11 @@ def _add_pair_arguments(parser: argparse.ArgumentParser, default: str | None) ->
         "--dtype", help="float32 or bfloat16 (default: the faster one on this machine)"
     )
     parser.add_argument("--device", default="cpu", help="default: %(default)s")
+    parser.add_argument(
+        "--thinking",
+        action="store_true",
+        help="let a target that can think do so (its drafter must have learnt it)",
+    )
     parser.add_argument("--threads", type=int, help="default: one per core")
 
 
@@ -124,7 +131,7 @@ def _load(arguments, *, with_drafter: bool = True, quiet: bool = False):
         name = name or "smol"
     elif name == "smol":
         name = None  # demo's default gives way to an explicit target
-    dtype = arguments.dtype or default_dtype(name)
+    dtype = arguments.dtype or default_dtype(name, arguments.device)
     return load_pair(
         name,
         target=arguments.target,
@@ -132,6 +139,7 @@ def _load(arguments, *, with_drafter: bool = True, quiet: bool = False):
         dtype=dtype,
         device=arguments.device,
         with_drafter=with_drafter,
+        thinking=arguments.thinking,
         quiet=quiet,
     )
 
@@ -152,6 +160,10 @@ def _demo(arguments) -> int:
     from dflash_lab.prompts import Prompt, load_prompts
     from dflash_lab.proposers import DFlash
 
+    if importlib.util.find_spec("matplotlib") is None:
+        raise DFlashLabError(
+            "the demo's figures need matplotlib; pip install 'dflash-lab[lab]'"
+        )
     if arguments.limit < 1:
         raise DFlashLabError(f"--limit {arguments.limit} must be 1 or more")
     pair = _load(arguments)
@@ -176,7 +188,7 @@ def _demo(arguments) -> int:
     report = write_outputs(pair, results, summary, traces, arguments.out)
     _print_demo(pair, results, summary)
     print(f"\nreport: {report}")
-    return 0 if demo.is_lossless(summary) else 1
+    return 0 if summary["lossless"] else 1
 
 
 def _print_demo(pair, results, summary: dict) -> None:

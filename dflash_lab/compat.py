@@ -37,6 +37,9 @@ def rope_settings(config: dict) -> dict:
         `rope_type`, `rope_theta` and the type's own fields (`factor`, ...).
     """
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    # Targets that rotate each kind of layer in its own way nest one level deeper; a
+    # drafter has one rotation, that of the full-attention layers.
+    rope = dict(rope.get("full_attention") or rope)
     rope.setdefault("rope_type", rope.pop("type", "default"))
     rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
     return rope

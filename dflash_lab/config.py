@@ -5,8 +5,7 @@ inside `dflash_config`, RoPE flat or nested, causality as `is_causal` or
 `dflash_config.causal`. `DFlashConfig` reads them all and writes a form that the
 authors' code, vLLM and SGLang read. Remote code named by `auto_map` is never run.
 
-Leaves out: relatives that share the file format but not the meaning (DFlash2, DSpark,
-Domino, MiMo, speculators' own format). They are refused by name.
+Leaves out: relatives that share the file format but not the meaning (`relatives.py`).
 """
 
 from __future__ import annotations
@@ -16,29 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
 from dflash_lab.compat import rope_settings
 from dflash_lab.conditioning import build_target_layer_ids
 from dflash_lab.errors import DFlashLabError
-
-# Fields that mark a relative of DFlash v1 whose weights would load but mean another
-# thing. field -> (family, values that are harmless).
-_FOREIGN_FIELDS = {
-    "conv_kernel_size": ("DFlash2", ()),
-    "conv_group_size": ("DFlash2", ()),
-    "selector_rank": ("DFlash2", ()),
-    "selector_top_k": ("DFlash2", ()),
-    "use_swa": ("MiMo", (False,)),
-    "swa_window_size": ("MiMo", ()),
-    "attention_sink_bias": ("MiMo", (False,)),
-    "attention_value_scale": ("MiMo", (1, 1.0)),
-    "v_head_dim": ("MiMo", ()),
-    "partial_rotary_factor": ("MiMo", (1, 1.0)),
-    "shift_label": ("DSpark", (False,)),
-    "sample_from_anchor": ("DSpark", (False,)),
-    "projector_type": ("Domino or DSpark", ("dflash",)),
-    "transformer_layer_config": ("speculators", ()),
-    "draft_vocab_size": ("speculators", ()),
-}
+from dflash_lab.relatives import refuse_relatives
 
 
 @dataclass(frozen=True)
@@ -104,6 +86,19 @@ class DFlashConfig:
         self._check()
 
     def _check(self) -> None:
+        kind = self.rope.get("rope_type")
+        if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
+            raise DFlashLabError(
+                f"unknown rope_type {kind!r}; known are default, "
+                f"{', '.join(sorted(set(ROPE_INIT_FUNCTIONS) - {'default'}))}"
+            )
+        if kind not in ("default", "dynamic") and "factor" not in self.rope:
+            raise DFlashLabError(f"rope_type {kind!r} needs a factor")
+        if min(self.num_attention_heads, self.num_key_value_heads, self.head_dim) < 1:
+            raise DFlashLabError(
+                f"{self.num_attention_heads} query heads, {self.num_key_value_heads} "
+                f"key/value heads and head_dim {self.head_dim} must all be 1 or more"
+            )
         if self.block_size < 2:
             raise DFlashLabError(
                 f"block_size {self.block_size} drafts nothing: slot 0 is the last "
@@ -162,6 +157,8 @@ class DFlashConfig:
         depth = target_config.num_hidden_layers
         heads = target_config.num_attention_heads
         width = target_config.hidden_size
+        rope = rope_settings(target_config.to_dict())
+        rope.pop("partial_rotary_factor", None)  # the drafter rotates whole heads
         if target_layer_ids is None:
             target_layer_ids = build_target_layer_ids(depth, num_features)
         fields = {
@@ -172,7 +169,7 @@ class DFlashConfig:
             "head_dim": getattr(target_config, "head_dim", None) or width // heads,
             "vocab_size": target_config.vocab_size,
             "rms_norm_eps": getattr(target_config, "rms_norm_eps", 1e-6),
-            "rope": rope_settings(target_config.to_dict()),
+            "rope": rope,
             "max_position_embeddings": target_config.max_position_embeddings,
         }
         return cls(
@@ -193,7 +190,7 @@ class DFlashConfig:
                 (`target_layer_ids`, `mask_token_id`) is missing.
         """
         own = config.get("dflash_config") or {}
-        _refuse_relatives(config, own)
+        refuse_relatives(config, own)
 
         def find(name: str, default=None):
             value = own.get(name)
@@ -208,6 +205,12 @@ class DFlashConfig:
         if config.get("hidden_act", "silu") != "silu":
             raise DFlashLabError(
                 f"hidden_act {config['hidden_act']!r} is not supported, only 'silu'"
+            )
+        rope = rope_settings(config)
+        if rope.get("partial_rotary_factor", 1) != 1:
+            raise DFlashLabError(
+                f"RoPE with partial_rotary_factor={rope['partial_rotary_factor']} "
+                "rotates a part of each head (MiMo), which is not supported"
             )
         causal = config.get("is_causal")
         try:
@@ -225,10 +228,10 @@ class DFlashConfig:
                 block_size=find("block_size", 16),
                 num_target_layers=find("num_target_layers"),
                 rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-                rope=rope_settings(config),
+                rope=rope,
                 max_position_embeddings=config.get("max_position_embeddings", 40960),
                 attention_bias=config.get("attention_bias", False),
-                layer_types=tuple(config.get("layer_types") or ()),
+                layer_types=_layer_types(config),
                 sliding_window=config.get("sliding_window"),
                 causal=own.get("causal") if causal is None else causal,
                 output_multiplier=find("output_multiplier", 1.0),
@@ -238,6 +241,11 @@ class DFlashConfig:
             )
         except KeyError as missing:
             raise DFlashLabError(f"config.json has no field {missing}") from None
+        except TypeError as error:
+            raise DFlashLabError(
+                f"config.json has a field of the wrong type ({error}); compare it with "
+                "a published checkpoint"
+            ) from None
 
     @classmethod
     def from_folder(cls, folder: Path) -> DFlashConfig:
@@ -246,9 +254,12 @@ class DFlashConfig:
         if not path.is_file():
             raise DFlashLabError(f"no config.json in {folder}; is it a drafter folder?")
         try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
             raise DFlashLabError(f"{path} is not valid JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise DFlashLabError(f"{path} is not a JSON object")
+        return cls.from_dict(config)
 
     def to_dict(self, dtype: str = "bfloat16") -> dict:
         """The `config.json` that the authors' code, vLLM and SGLang read.
@@ -303,28 +314,15 @@ class DFlashConfig:
         return config
 
 
-def _refuse_relatives(config: dict, own: dict) -> None:
-    architectures = config.get("architectures") or []
-    if any(name.startswith("DFlash2") for name in architectures):
-        raise DFlashLabError(
-            "this is a DFlash2 checkpoint; only DFlash v1 is supported"
-        )
-    for name, (family, harmless) in _FOREIGN_FIELDS.items():
-        for place in (config, own):
-            value = place.get(name)
-            if value is not None and value not in harmless:
-                raise DFlashLabError(
-                    f"config.json sets {name}={value!r}, which marks a {family} "
-                    "checkpoint; its slots or layers mean another thing than those of "
-                    "DFlash v1, so it is not supported"
-                )
-    if architectures and "DFlashDraftModel" not in architectures:
-        raise DFlashLabError(
-            f"architectures is {architectures}, not ['DFlashDraftModel']: this folder "
-            "holds another kind of model"
-        )
-    if not architectures and not own:
-        raise DFlashLabError(
-            "config.json names no architecture and has no dflash_config: this folder "
-            "is not a DFlash drafter"
-        )
+def _layer_types(config: dict) -> tuple[str, ...]:
+    """Layer types as listed, or as Qwen3 configs imply them."""
+    listed = tuple(config.get("layer_types") or ())
+    if listed or not (
+        config.get("use_sliding_window") and config.get("sliding_window")
+    ):
+        return listed
+    full = config.get("max_window_layers", 28)
+    return tuple(
+        "full_attention" if i < full else "sliding_attention"
+        for i in range(config["num_hidden_layers"])
+    )

@@ -39,6 +39,8 @@ class TurnResult:
         plain, dflash: results of our loop.
         generate_ids, generate_seconds: of `model.generate`.
         ties: places where DFlash took another token than plain decoding.
+        complete: the DFlash answer ends where an answer may end: with its first stop
+            token, or at the length limit.
     """
 
     id: str
@@ -50,11 +52,18 @@ class TurnResult:
     generate_ids: list[int]
     generate_seconds: float
     ties: list[Tie] = field(default_factory=list)
+    complete: bool = True
 
     @property
     def equal(self) -> bool:
         """Token for token the same as plain decoding by our loop."""
         return self.dflash.output_ids == self.plain.output_ids
+
+    @property
+    def lossless(self) -> bool:
+        """Equal, or complete and different only at certified ties."""
+        tied = bool(self.ties) and all(tie.certified for tie in self.ties)
+        return self.equal or (self.complete and tied)
 
 
 def run_demo(
@@ -105,11 +114,21 @@ def run_demo(
                     *made["generate"],
                 )
                 if not result.equal:
-                    result.ties = certify(pair.target, ids, result.dflash.output_ids[0])
+                    output = result.dflash.output_ids[0]
+                    result.ties = certify(pair.target, ids, output)
+                    result.complete = _is_complete(pair, ids, output, max_new_tokens)
                 results.append(result)
-                conversation.append(pair.decode(result.plain.output_ids[0]) or " ")
+                conversation.append(pair.decode(result.plain.output_ids[0]))
                 progress.update()
     return results
+
+
+def _is_complete(pair: Pair, ids: list[int], output: list[int], limit: int) -> bool:
+    stops = [i for i, token in enumerate(output) if token in pair.stop_token_ids]
+    if pair.target.max_positions is not None:
+        limit = min(limit, pair.target.max_positions - len(ids))
+    end = stops[0] + 1 if stops else limit
+    return len(output) == end
 
 
 def _warm_up(pair: Pair, proposer: Proposer, prompt: Prompt) -> None:
@@ -121,13 +140,16 @@ def _warm_up(pair: Pair, proposer: Proposer, prompt: Prompt) -> None:
 def _decode(pair: Pair, proposer: Proposer, method: str, ids: list[int], limit: int):
     if method == "generate":
         return _generate(pair, ids, limit)
-    return speculative_generate(
+    result = speculative_generate(
         pair.target,
         Plain() if method == "plain" else proposer,
         ids,
         max_new_tokens=limit,
         stop_token_ids=pair.stop_token_ids,
     )
+    if result.stop_reasons[0] == "interrupted":
+        raise KeyboardInterrupt  # half an answer must not enter the figures
+    return result
 
 
 def _generate(pair: Pair, ids: list[int], limit: int) -> tuple[list[int], float]:
@@ -140,6 +162,7 @@ def _generate(pair: Pair, ids: list[int], limit: int) -> tuple[list[int], float]
             attention_mask=torch.ones_like(inputs),
             max_new_tokens=limit,
             do_sample=False,
+            repetition_penalty=1.0,  # our loop applies none either
             eos_token_id=stop,
             pad_token_id=stop[0] if stop else 0,
         )
@@ -195,11 +218,12 @@ def summarize(pair: Pair, results: Sequence[TurnResult]) -> dict:
         "prompts": len(results),
         "equal": all(r.equal for r in results),
         "ties": sum(tie.certified for tie in ties),
-        "uncertified_differences": sum(not tie.certified for tie in ties),
+        "largest_tie_gap": max((t.gap for t in ties if t.certified), default=0.0),
+        "lossless": all(r.lossless for r in results),
         "equal_to_generate": sum(
             r.generate_ids == r.plain.output_ids[0] for r in results
         ),
-        "level": _level(results, ties),
+        "level": _level(results),
         "tau": pooled_tau(traces) if cycles else None,
         "speedup": dflash / plain,
         "speedup_vs_generate": dflash / generate,
@@ -219,14 +243,11 @@ def summarize(pair: Pair, results: Sequence[TurnResult]) -> dict:
     }
 
 
-def _level(results: Sequence[TurnResult], ties: Sequence[Tie]) -> str:
+def _level(results: Sequence[TurnResult]) -> str:
     if all(result.equal for result in results):
         return "L2: equal to ordinary plain decoding, token for token"
-    if all(tie.certified for tie in ties):
-        return f"L2: equal to ordinary plain decoding up to {len(ties)} certified ties"
-    return "NOT lossless: differences that rounding does not explain"
-
-
-def is_lossless(summary: dict) -> bool:
-    """True if every difference is certified as a tie."""
-    return summary["uncertified_differences"] == 0
+    if all(result.lossless for result in results):
+        ties = sum(len(result.ties) for result in results)
+        return f"L2: equal to ordinary plain decoding up to {ties} certified ties"
+    wrong = [result.id for result in results if not result.lossless]
+    return f"NOT lossless: rounding does not explain the text of {', '.join(wrong)}"

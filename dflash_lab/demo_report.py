@@ -99,7 +99,8 @@ def _caption(name: str, summary: dict) -> tuple[str, list[str]]:
         return "Acceptance per position", [
             f"The first draft of a block becomes text in {rates[0]:.0%} of the cycles, "
             f"the last in {rates[-1]:.0%}.",
-            "The curve can only fall: a draft counts if all drafts before it did.",
+            "A draft counts only if all drafts before it did, so acceptance falls "
+            "along the block.",
         ]
     if name == "lengths":
         return "Acceptance length", [

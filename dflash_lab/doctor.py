@@ -18,17 +18,26 @@ Check = tuple[str, str]
 
 
 def has_fast_bfloat16() -> bool:
-    """True if this processor multiplies bfloat16 in hardware."""
+    """True if this processor multiplies bfloat16 in hardware.
+
+    On x86 torch's own list of instruction sets decides: its matrix library says yes
+    wherever it can emulate bfloat16, which is slow.
+    """
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        return any(getattr(torch.cpu, name, bool)() for name in names)
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return bool(supported and supported())
 
 
-def default_dtype(pair: str | None) -> str:
-    """The faster dtype for a pair on this machine.
+def default_dtype(pair: str | None, device: str = "cpu") -> str:
+    """The faster dtype for a pair on a device of this machine.
 
     bfloat16 pays where verifying K rows would cost several times one row in float32;
     the tiny pair is too small for that.
     """
+    if not str(device).startswith("cpu"):
+        return "bfloat16"
     return "bfloat16" if pair != "tiny" and has_fast_bfloat16() else "float32"
 
 

@@ -51,9 +51,11 @@ class DFlashDraftModel(nn.Module):
         self.context_rows = 0  # rows projected by `append_context`, for tests
 
     def init_weights(self, generator: torch.Generator | None = None) -> None:
-        """Fresh weights: normal(0, initializer_range) matrices, norms at 1."""
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
+        """Fresh weights: normal(0, initializer_range) matrices, no bias, norms at 1."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() > 1:
                 nn.init.normal_(
                     parameter, std=self.config.initializer_range, generator=generator
                 )

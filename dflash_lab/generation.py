@@ -75,6 +75,7 @@ def as_prompts(input_ids, target: Target, max_new_tokens: int) -> list[list[int]
     if max_new_tokens < 1:
         raise DFlashLabError(f"max_new_tokens {max_new_tokens} must be 1 or more")
     ids = input_ids.tolist() if isinstance(input_ids, Tensor) else input_ids
+    ids = [row.tolist() if isinstance(row, Tensor) else row for row in ids]
     ids = [list(row) if isinstance(row, Sequence) else row for row in ids]
     prompts = ids if ids and isinstance(ids[0], list) else [ids]
     for i, prompt in enumerate(prompts):

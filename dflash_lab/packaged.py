@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ def smol_target_folder(quiet: bool = False) -> Path:
         _say(f"the cached target in {folder} is damaged; making it again", quiet)
         shutil.rmtree(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder.parent)
     free = shutil.disk_usage(folder.parent).free
     if free < NEEDED_BYTES:
         raise DFlashLabError(_disk_message(folder, free))
@@ -95,6 +97,12 @@ def is_intact(folder: Path) -> bool:
             sha256_of(folder / name) == digest
             for name, digest in manifest["files"].items()
         )
+    except PermissionError as error:
+        # Not damage: rebuilding would delete what belongs to somebody else.
+        raise DFlashLabError(
+            f"{error.filename} cannot be read by this user; have its owner permit it "
+            "or set DFLASH_LAB_CACHE to a folder of your own"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -171,10 +179,19 @@ def _convert(gguf: Path, made: Path, quiet: bool) -> None:
 
 
 def _write_manifest(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.chmod(0o644)  # caches may be shared
     files = {p.name: sha256_of(p) for p in sorted(folder.iterdir()) if p.is_file()}
     manifest = {"target": TARGET_NAME, "source_sha256": GGUF_SHA256, "files": files}
     text = json.dumps(manifest, indent=2) + "\n"
     (folder / _MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Delete what killed conversions left behind, once it is a day old."""
+    for path in folder.glob(".making-*"):
+        if time.time() - path.stat().st_mtime > 86400:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _move_into_place(made: Path, folder: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from dflash_lab.drafter import DFlashDraftModel
@@ -39,6 +40,8 @@ class Pair:
         tokenizer: the target's; None if its folder has none.
         stop_token_ids: ids that end an answer.
         prompt_sets: names of the held-out prompt sets meant for this pair.
+        thinking: passed to the chat template as `enable_thinking`. Drafters are
+            trained for one mode; the published `-b16` ones for answers without it.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Pair:
     tokenizer: object | None
     stop_token_ids: tuple[int, ...]
     prompt_sets: tuple[str, ...] = ()
+    thinking: bool = False
 
     @property
     def model(self) -> nn.Module:
@@ -61,15 +65,21 @@ class Pair:
                 end with the user's.
 
         Raises:
-            DFlashLabError: an empty message, or no tokenizer.
+            DFlashLabError: an empty user message, a conversation that does not end
+                with the user's, or no tokenizer.
         """
         if self.tokenizer is None:
             raise DFlashLabError(
                 f"the target {self.name} has no tokenizer; give token ids instead"
             )
         turns = [turns] if isinstance(turns, str) else list(turns)
-        if not turns or not all(turn.strip() for turn in turns):
+        if not turns or not all(turn.strip() for turn in turns[::2]):
             raise DFlashLabError("the prompt is empty; give at least one word")
+        if len(turns) % 2 == 0:
+            raise DFlashLabError(
+                f"a conversation of {len(turns)} messages ends with the assistant's; "
+                "the last one must be the user's"
+            )
         if not getattr(self.tokenizer, "chat_template", None):
             return self.tokenizer.encode("\n".join(turns))
         roles = ("user", "assistant")
@@ -77,7 +87,11 @@ class Pair:
             {"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)
         ]
         return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+            messages,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            enable_thinking=self.thinking,
         )
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -102,6 +116,7 @@ def load_pair(
     dtype: str | torch.dtype = "float32",
     device: str | torch.device = "cpu",
     with_drafter: bool = True,
+    thinking: bool = False,
     quiet: bool = False,
 ) -> Pair:
     """Load a pair by name, or from two folders or Hub repositories.
@@ -114,13 +129,14 @@ def load_pair(
         dtype: `float32` or `bfloat16`, for both models.
         device: for both models.
         with_drafter: load the drafter too.
+        thinking: see `Pair`.
         quiet: no progress messages.
 
     Raises:
         DFlashLabError: unknown name, unreadable folder, drafter and target that do not
-            fit, float16.
+            fit, float16, a device that is not there.
     """
-    dtype = as_dtype(dtype)
+    dtype, device = as_dtype(dtype), _as_device(device)
     if (name is None) == (target is None):
         raise DFlashLabError("give either the name of a pair or a target, not both")
     if name is not None and name not in PAIR_NAMES:
@@ -145,6 +161,7 @@ def load_pair(
         _load_tokenizer(target),
         _stop_token_ids(model),
         _prompt_sets(name),
+        thinking,
     )
     if draft_model is not None:
         check_pair(draft_model, pair.target)
@@ -166,6 +183,19 @@ def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return found
 
 
+def _as_device(device: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(device)
+        torch.empty(1, device=device)
+        return device
+    except (RuntimeError, AssertionError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise DFlashLabError(
+            f"device {str(device)!r} cannot be used here ({first_line}); use 'cpu', or "
+            "'cuda' with a GPU and a CUDA build of torch"
+        ) from None
+
+
 def _prompt_sets(name: str | None) -> tuple[str, ...]:
     kinds = ("math", "code", "chat", "rewrite")
     return tuple(f"tiny-{kind}" for kind in kinds) if name == "tiny" else kinds
@@ -181,7 +211,7 @@ def _load_model(source: str | Path, dtype: torch.dtype, device) -> nn.Module:
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise DFlashLabError(f"cannot load the target {source}: {first_line}") from None
     finally:

@@ -49,14 +49,21 @@ def load_prompts(name_or_file: str | Path, limit: int | None = None) -> list[Pro
             f"{', '.join(prompt_set_names())}, or give a JSON Lines file"
         )
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        # Not splitlines(): JSON strings may hold other line separators than \n.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise DFlashLabError(f"{path} is not UTF-8 text: {error}") from None
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
             turns = row["turns"] if "turns" in row else [row["prompt"]]
-            assert turns and all(isinstance(t, str) and t.strip() for t in turns)
-        except (ValueError, KeyError, TypeError, AssertionError):
+            good = isinstance(turns, list) and turns
+            if not good or not all(isinstance(t, str) and t.strip() for t in turns):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
             raise DFlashLabError(
                 f"{path}, line {number}: expected an object with 'turns' (a list of "
                 "messages) or 'prompt' (one message)"

@@ -186,6 +186,8 @@ class DFlash:
     name = "dflash"
 
     def __init__(self, drafter: DFlashDraftModel, block_size: int | None = None):
+        if drafter is None:
+            raise DFlashLabError("no drafter is loaded; give one, or use Plain()")
         trained = drafter.config.block_size
         block_size = trained if block_size is None else block_size
         if not 2 <= block_size <= trained:

@@ -32,10 +32,12 @@ class Sampling:
         temperature: 0 for greedy decoding, otherwise the divisor of the logits.
         top_k: keep the k largest logits; 0 keeps all.
         top_p: keep the smallest set of tokens with at least this probability.
-        seed: of the position-keyed noise; the same seed gives the same text.
+        seed: of the position-keyed noise. Under the rule `match` the same seed gives
+            the text of plain decoding.
         rule: `match` accepts a draft that equals the target's own sample;
-            `speculative` lets the drafter sample too and accepts with min(1, p / q).
-            Greedy decoding is the same under both.
+            `speculative` lets the drafter sample too and accepts with min(1, p / q),
+            which keeps the target's law but not plain decoding's draws. Greedy
+            decoding is the same under both.
 
     Raises:
         DFlashLabError: a value outside its range.
@@ -48,11 +50,14 @@ class Sampling:
     rule: str = "match"
 
     def __post_init__(self):
-        if not self.temperature >= 0 or self.temperature == float("inf"):
+        warm = 1e-4 <= self.temperature < float("inf")
+        if self.temperature != 0 and not warm:
             raise DFlashLabError(
-                f"temperature {self.temperature} is not a finite number >= 0; use 0 "
-                "for greedy decoding"
+                f"temperature {self.temperature} is neither 0 (greedy) nor a finite "
+                "number of 0.0001 or more"
             )
+        if not -(2**63) <= self.seed < 2**63:
+            raise DFlashLabError(f"seed {self.seed} does not fit 64 bits")
         if not 0 < self.top_p <= 1:
             raise DFlashLabError(
                 f"top_p {self.top_p} is outside (0, 1]; use 1 to keep every token"
@@ -112,12 +117,15 @@ def uniform_noise(seeds: Tensor, positions: Tensor, size: int, stream: int) -> T
     Returns:
         (B, T, size) float64; never exactly 0 or 1.
     """
-    # Two independent 32-bit keys per position. One would not do: two positions whose
-    # keys share their upper half would get permutations of the same numbers.
-    word = _mix(seeds & _MASK32) ^ (seeds >> 32 & _MASK32)
-    word = _mix(word + 0x9E3779B9 * (stream + 1) & _MASK32)
-    key = _mix(word[:, None] + 0x85EBCA6B * positions & _MASK32)
-    other_key = _mix(key + 0xC2B2AE35 & _MASK32)
+    # Two 32-bit keys per position, each with its own way from seed and position. One
+    # would not do: two positions whose keys share their upper half would get
+    # permutations of the same numbers.
+    keys = []
+    for salt in (0x9E3779B9, 0xC2B2AE35):
+        word = _mix(seeds + salt & _MASK32) ^ (seeds >> 32 & _MASK32)
+        word = _mix(word + salt * (stream + 1) & _MASK32)
+        keys.append(_mix(word[:, None] + 0x85EBCA6B * positions & _MASK32))
+    key, other_key = keys
     lane = torch.arange(size, device=positions.device)
     bits = _mix(_mix(lane ^ key[..., None]) ^ other_key[..., None])
     return (bits.double() + 0.5) / 2**32

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -82,6 +83,8 @@ def speculative_generate(
     seeds = [sampling.seed] * len(prompts) if seeds is None else list(seeds)
     if len(seeds) != len(prompts):
         raise DFlashLabError(f"{len(seeds)} seeds for {len(prompts)} prompts")
+    for seed in seeds:
+        replace(sampling, seed=seed)  # refuses a seed out of range
     rules = StopRules(stop_token_ids, stop_strings, tokenizer)
     rows = [new_row(i, p, max_new_tokens, target) for i, p in enumerate(prompts)]
     trace = DecodeTrace(_header(target, proposer, prompts, sampling, seeds))

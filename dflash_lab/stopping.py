@@ -33,6 +33,10 @@ class StopRules:
         stop_strings: Sequence[str] = (),
         tokenizer=None,
     ):
+        if isinstance(stop_strings, str):
+            stop_strings = [stop_strings]
+        if isinstance(stop_token_ids, int):
+            stop_token_ids = [stop_token_ids]
         self.stop_token_ids = frozenset(stop_token_ids)
         self._strings = None
         if stop_strings:

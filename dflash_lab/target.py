@@ -10,6 +10,7 @@ state, whose rejected tokens cannot be taken back from a cache.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -64,6 +65,15 @@ class Target:
     def new_cache(self, batch_size: int, capacity: int) -> PositionCache:
         """An empty cache for `batch_size` rows of `capacity` positions."""
         return PositionCache(batch_size, capacity)
+
+    def fingerprint(self) -> str:
+        """Hash of the first, middle and last weights, to tell targets apart."""
+        digest = hashlib.sha256(type(self.model).__name__.encode())
+        weights = list(self.model.parameters())
+        for weight in (weights[0], weights[len(weights) // 2], weights[-1]):
+            sample = weight.detach().flatten()[: 2**20].float().cpu()
+            digest.update(sample.numpy().tobytes())
+        return digest.hexdigest()
 
     def tap(self, target_layer_ids: Sequence[int]) -> HiddenStateTap:
         """Hooks that keep these layers' outputs; close them after use."""

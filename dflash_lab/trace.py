@@ -155,17 +155,19 @@ class DecodeTrace:
             DFlashLabError: another kind of file.
         """
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-            header = json.loads(lines[0])
-            assert header.pop("format") == FORMAT
+            # Not splitlines(): JSON strings may hold other line separators than \n.
+            lines = Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n")
+            header = json.loads(lines[0]) if lines[0] else {}
+            if header.pop("format") != FORMAT:
+                raise KeyError
             return cls(header, [CycleRecord(**json.loads(line)) for line in lines[1:]])
         except OSError as error:
             raise DFlashLabError(f"cannot read {path}: {error.strerror}") from None
-        except (AssertionError, KeyError, IndexError, TypeError, AttributeError):
+        except (KeyError, TypeError, AttributeError):
             raise DFlashLabError(
                 f"{path} is not a trace of format {FORMAT!r}"
             ) from None
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise DFlashLabError(f"{path} is damaged: {error}") from None
 
 

@@ -76,6 +76,16 @@ def test_row_and_grid_writes_agree():
     assert grid.rows_written == by_row.rows_written == by_token.rows_written == 8
 
 
+def test_rows_are_read_in_the_order_asked_for():
+    cache = PositionCache(2, 2)
+    rows = torch.tensor([1, 0])
+    cache.write_at(torch.tensor([[0], [0]]), rows)
+    new = torch.tensor([5.0, 7.0]).view(2, 1, 1, 1)
+    keys, _ = cache.update(new, new, 0)
+    assert keys.flatten().tolist() == [5.0, 7.0]
+    assert cache.read(0, 1)[0].flatten().tolist() == [7.0, 5.0]
+
+
 def test_keeping_rows_keeps_their_contents():
     cache = PositionCache(3, 4)
     cache.write_at(torch.tensor([[0], [1], [2]]))

@@ -14,6 +14,8 @@ from reference import generate_greedily
 from dflash_lab import demo
 from dflash_lab.certify import certify
 from dflash_lab.cli import main
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.pairs import load_pair
 from dflash_lab.proposers import Plain
 from dflash_lab.sampling import Sampling
 from dflash_lab.speculative import speculative_generate
@@ -81,9 +83,18 @@ def test_stop_strings_stop_where_generate_stops(capsys):
     assert main([*base, "--stop", "It "]) == 0
     cut = json.loads(capsys.readouterr().out)
     assert cut["stop_reason"] == "stop_string"
-    count = len(cut["output_ids"])
-    assert cut["output_ids"] == whole["output_ids"][:count]
-    assert "It " in cut["text"] + " "
+    assert 0 < len(cut["output_ids"]) < len(whole["output_ids"])
+    pair = load_pair("tiny", with_drafter=False)
+    ids = torch.tensor([pair.encode(PROMPT)])
+    expected = pair.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=128,
+        do_sample=False,
+        stop_strings=["It "],
+        tokenizer=pair.tokenizer,
+    )
+    assert cut["output_ids"] == expected[0, ids.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize(
@@ -203,16 +214,21 @@ def test_demo_escapes_the_prompt(capsys, tmp_path):
     assert "<script" not in page and "&lt;script&gt;" in page
 
 
+@pytest.mark.parametrize("fault", ["wrong token", "lost end"])
 def test_demo_fails_if_the_drafted_text_is_not_the_targets(
-    capsys, tmp_path, monkeypatch
+    fault, capsys, tmp_path, monkeypatch
 ):
-    """A loop that commits a wrong token must end with status 1."""
+    """A loop that commits a wrong token or loses some must end with status 1."""
     real = demo._decode
 
     def wrong(pair, proposer, method, ids, limit):
         made = real(pair, proposer, method, ids, limit)
         if method == "dflash":
-            made.output_ids[0][-1] = (made.output_ids[0][-1] + 1) % 100
+            if fault == "wrong token":
+                made.output_ids[0][-1] = (made.output_ids[0][-1] + 1) % 100
+            else:  # the end of the answer is lost
+                made.output_ids[0] = made.output_ids[0][:3]
+                made.trace.cycles.clear()
         return made
 
     monkeypatch.setattr(demo, "_decode", wrong)
@@ -220,7 +236,7 @@ def test_demo_fails_if_the_drafted_text_is_not_the_targets(
     assert main(["demo", *TINY, *arguments]) == 1
     assert "NOT lossless" in capsys.readouterr().out
     summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
-    assert summary["equal"] is False and summary["uncertified_differences"] >= 1
+    assert summary["equal"] is False and summary["lossless"] is False
 
 
 def test_certificates_tell_ties_from_errors():
@@ -244,6 +260,22 @@ def test_certificates_tell_ties_from_errors():
     ).output_ids[0]
     assert certify(target, prompt, sampled, sampling) == []
     assert certify(target, prompt, sampled) != []
+
+
+def test_an_interrupted_demo_reports_nothing(capsys, tmp_path, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dflash_lab.target.Target.forward", interrupted)
+    out = ["--out", str(tmp_path)]
+    assert main(["demo", *TINY, "--prompt", PROMPT, *out]) == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_sampled_by_the_speculative_rule_has_no_certificate():
+    target = random_target(0)
+    with pytest.raises(DFlashLabError, match="only rule 'match'"):
+        certify(target, [1], [2], Sampling(1.0, rule="speculative"))
 
 
 def test_doctor_runs(capsys):

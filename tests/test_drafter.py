@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -174,11 +175,45 @@ def test_causality_rule(fields, kind, causal):
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window"),
         ({"drop": ["hidden_size"]}, "hidden_size"),
         ({"num_key_value_heads": 3}, "evenly"),
+        ({"num_attention_heads": 0, "num_key_value_heads": 1}, "1 or more"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "unknown rope_type 'spiral'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "'yarn' needs a factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "MiMo"),
+        ({"own": {"target_layer_ids": 5}}, "wrong type"),
+        ({"own": {"block_size": "16"}}, "wrong type"),
     ],
 )
 def test_unsupported_configs_are_refused_by_name(change, message):
     with pytest.raises(DFlashLabError, match=message):
         DFlashConfig.from_dict(config_with(**change))
+
+
+def test_sliding_layers_implied_by_max_window_layers():
+    config = config_with(
+        drop=["layer_types"],
+        use_sliding_window=True,
+        sliding_window=4,
+        max_window_layers=1,
+    )
+    kinds = DFlashConfig.from_dict(config).layer_types
+    assert kinds == ("full_attention", "sliding_attention")
+
+
+def test_a_drafter_for_a_target_rotates_whole_heads_in_one_way():
+    target = random_target()
+    base = target.config.to_dict()
+    full = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.25}
+    base["rope_parameters"] = {"full_attention": full, "sliding_attention": {}}
+    config = copy.copy(target.config)
+    config.to_dict = lambda: base
+    made = DFlashConfig.for_target(config, mask_token_id=1, target_layer_ids=(1, 2))
+    assert made.rope == {"rope_type": "default", "rope_theta": 5e5}
+
+
+def test_fresh_biases_are_zero():
+    drafter = random_drafter(random_target(), attention_bias=True)
+    biases = [p for n, p in drafter.named_parameters() if n.endswith("bias")]
+    assert biases and not any(bias.any() for bias in biases)
 
 
 def test_harmless_values_of_foreign_fields_are_accepted():

@@ -53,9 +53,12 @@ def test_a_conversation_is_encoded_in_turns():
     ids = pair.encode(["Hello", "Hi", "Bye"])
     text = pair.tokenizer.decode(ids)
     assert text == "<|user|>Hello<|bot|>Hi<|end|><|user|>Bye<|bot|>"
-    for empty in ("", "  ", ["Hello", "", "Bye"], []):
+    for empty in ("", "  ", ["Hello", "Hi", " "], []):
         with pytest.raises(DFlashLabError, match="empty"):
             pair.encode(empty)
+    with pytest.raises(DFlashLabError, match="2 messages ends with the assistant's"):
+        pair.encode(["Hello", "Hi"])
+    assert pair.encode(["Hello", "", "Bye"])  # a target may have answered nothing
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,7 @@ def test_a_conversation_is_encoded_in_turns():
         ({"name": "tiny", "dtype": "float16"}, "float16.*float32 or bfloat16"),
         ({"name": "tiny", "dtype": torch.float16}, "float16"),
         ({"target": "nobody/no-such-model"}, "cannot load the target"),
+        ({"name": "tiny", "device": "gpu"}, "device 'gpu'"),
         ({"target": str(CONFORMANCE)}, "no config.json"),
         ({"name": "tiny", "drafter": CONFORMANCE / "drafter"}, "hidden size 64.*128"),
     ],
@@ -191,6 +195,19 @@ def test_too_little_space_is_said_before_any_work(package, monkeypatch):
     assert package["downloads"] == 0
 
 
+def test_an_unreadable_cache_is_not_deleted(package, monkeypatch):
+    folder = packaged.smol_target_folder(quiet=True)
+    assert {oct(path.stat().st_mode)[-3:] for path in folder.iterdir()} == {"644"}
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(packaged, "sha256_of", refuse)
+    with pytest.raises(DFlashLabError, match=r"cannot be read by this user"):
+        packaged.smol_target_folder(quiet=True)
+    assert (folder / "model.safetensors").exists()
+
+
 def test_an_interrupted_conversion_leaves_nothing_behind(package, monkeypatch):
     def convert(source, made, quiet):
         made.mkdir()
@@ -267,6 +284,7 @@ def test_an_exhausted_grammar_says_so():
         ('{"turns": []}\n', "line 1"),
         ('{"prompt": "ok"}\n{"turns": [""]}\n', "line 2"),
         ("nonsense\n", "line 1"),
+        ('{"turns": "hello"}\n', "line 1"),
     ],
 )
 def test_bad_prompt_files_are_refused(tmp_path, text, message):
@@ -278,11 +296,12 @@ def test_bad_prompt_files_are_refused(tmp_path, text, message):
 
 def test_other_prompt_files_work(tmp_path):
     path = tmp_path / "mine.jsonl"
-    rows = [{"prompt": "one"}, {"id": "x", "kind": "k", "turns": ["a", "b"]}]
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    rows = [{"prompt": "one"}, {"id": "x", "kind": "k", "turns": ["a", "b\u2028c"]}]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    path.write_text("\n".join(lines), encoding="utf-8")
     first, second = load_prompts(path)
     assert (first.id, first.kind, first.turns) == ("mine-1", "mine", ("one",))
-    assert (second.id, second.turns) == ("x", ("a", "b"))
+    assert (second.id, second.turns) == ("x", ("a", "b\u2028c"))
     assert load_prompts(path, limit=1) == [first]
     with pytest.raises(DFlashLabError, match=r"unknown prompt set 'maths'.*math"):
         load_prompts("maths")

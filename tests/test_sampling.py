@@ -32,6 +32,8 @@ from dflash_lab.sampling import (
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
+        ("temperature", 1e-9),
+        ("seed", 2**63),
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("top_k", -1),

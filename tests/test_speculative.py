@@ -302,6 +302,22 @@ def test_context_rows_are_projected_once(target, drafter):
     assert drafter.context_rows == committed - len(prompts)
 
 
+def test_prompts_as_lists_and_tensors_are_the_same(target):
+    forms = [
+        [[1, 2], [3, 4]],
+        ((1, 2), (3, 4)),
+        torch.tensor([[1, 2], [3, 4]]),
+        [torch.tensor([1, 2]), torch.tensor([3, 4])],
+    ]
+    outputs = [
+        speculative_generate(target, Plain(), form, max_new_tokens=5).output_ids
+        for form in forms
+    ]
+    assert all(output == outputs[0] for output in outputs)
+    one = speculative_generate(target, Plain(), torch.tensor([1, 2]), max_new_tokens=5)
+    assert one.output_ids == outputs[0][:1]
+
+
 def test_streaming_gives_exactly_the_output(target, drafter):
     streams = {0: [], 1: []}
     result = speculative_generate(
@@ -348,6 +364,7 @@ def test_interrupt_leaves_no_hooks(target, drafter):
         ([1], {"max_new_tokens": 0}, "max_new_tokens 0"),
         ([1], {"stop_strings": ["x"]}, "tokenizer"),
         ([1], {"seeds": [1, 2]}, "2 seeds for 1"),
+        ([1], {"seeds": [2**63]}, "64 bits"),
     ],
 )
 def test_bad_input_is_refused(target, prompt, settings, message):

@@ -212,6 +212,17 @@ def test_cached_features_equal_a_plain_pass(tmp_path):
     before = path.stat().st_mtime_ns
     cache_features(target, texts, (1, 3), path)
     assert path.stat().st_mtime_ns == before  # a finished file is used again
+    # Another target, other layers or other texts of the same size are noticed.
+    other = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 11]]
+    for arguments in (
+        (random_target(1), texts, (1, 3)),
+        (target, texts, (0, 3)),
+        (target, other, (1, 3)),
+    ):
+        changed = cache_features(*arguments, path)
+        fresh = cache_features(*arguments, tmp_path / "fresh.bin")
+        assert torch.equal(changed.features, fresh.features)
+        (tmp_path / "fresh.bin").unlink()
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -263,6 +274,10 @@ def test_corpus_resumes_where_it_was_killed(tmp_path):
     assert by_index(broken) == by_index(whole)
     with pytest.raises(DFlashLabError, match="other settings"):
         write_corpus(target, corpus_prompts(), broken, **{**settings, "header": {}})
+    changed = corpus_prompts()
+    changed[4]["prompt_ids"] = [3]
+    with pytest.raises(DFlashLabError, match="another prompt 4"):
+        write_corpus(target, changed, broken, **settings)
     with pytest.raises(DFlashLabError, match="no corpus at"):
         read_corpus(tmp_path / "missing.jsonl")
 
@@ -380,6 +395,11 @@ def test_a_wall_clock_budget_ends_training(tmp_path):
     trainer, _, _ = make_trainer(tmp_path, 10**6, minutes=0.01)
     trainer.run()
     assert 0 < trainer.steps_done < 10**6
+
+
+def test_zero_steps_are_refused(tmp_path):
+    with pytest.raises(DFlashLabError, match="steps 0"):
+        make_trainer(tmp_path, 0)
 
 
 def test_an_empty_corpus_is_refused(tmp_path):

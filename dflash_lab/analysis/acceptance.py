@@ -1,8 +1,8 @@
 """Acceptance per position: how far into the block drafts hold.
 
-Survival at slot j is the share of cycles whose draft at slot j became text. It falls
-with j, because a draft counts only if all before it did, and its sum over the slots is
-tau - 1 when every cycle drafts a full block and none is cut by a stop rule.
+Survival at slot j is the share of cycles whose draft at slot j became text. A draft
+counts only if all before it did, so survival falls with j where all cycles draft
+equally many tokens; its sum over the slots is tau - 1 if besides no block is cut.
 
 Leaves out: other definitions of acceptance, and intervals.
 """

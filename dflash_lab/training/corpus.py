@@ -60,11 +60,16 @@ def write_corpus(
         Answers in the file.
 
     Raises:
-        DFlashLabError: the file was made with another header.
+        DFlashLabError: the file was made with another header or other prompts.
     """
-    header = {**header, "temperatures": list(temperatures)}
-    header["max_new_tokens"] = max_new_tokens
-    done = _open_for_resume(path, header)
+    header = {
+        **header,
+        "target_fingerprint": target.fingerprint(),
+        "stop_token_ids": list(stop_token_ids),
+        "temperatures": list(temperatures),
+        "max_new_tokens": max_new_tokens,
+    }
+    done = _open_for_resume(path, header, prompts)
     todo = [i for i in range(len(prompts)) if i not in done]
     started, tokens = time.monotonic(), 0
     progress = tqdm(total=len(prompts), initial=len(done), unit="answer", desc="corpus")
@@ -154,7 +159,7 @@ def _time_is_up(started: float, limit: float | None) -> bool:
     return limit is not None and time.monotonic() - started > limit
 
 
-def _open_for_resume(path: Path, header: dict) -> set[int]:
+def _open_for_resume(path: Path, header: dict, prompts: Sequence[dict]) -> set[int]:
     """Indices already answered; writes the header of a new file."""
     path = Path(path)
     if not path.exists() or "\n" not in path.read_text(encoding="utf-8"):
@@ -168,6 +173,16 @@ def _open_for_resume(path: Path, header: dict) -> set[int]:
             f"{path} was written with other settings ({found}); choose another file "
             "or delete it"
         )
+    for row in rows:
+        index = row["index"]
+        same = index < len(prompts) and row["prompt_ids"] == list(
+            prompts[index]["prompt_ids"]
+        )
+        if not same:
+            raise DFlashLabError(
+                f"{path} holds an answer to another prompt {index} than it is to get "
+                "now; the prompts have changed, choose another file or delete it"
+            )
     text = path.read_text(encoding="utf-8")
     if not text.endswith("\n"):
         path.write_text(text[: text.rindex("\n") + 1], encoding="utf-8")

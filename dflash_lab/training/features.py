@@ -9,6 +9,7 @@ Leaves out: shards, checksums and resuming.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dflash_lab.target import Target
+from dflash_lab.trace import write_text_atomically
 
 
 class FeatureCache:
@@ -51,7 +53,8 @@ class FeatureCache:
         step = max(1, len(self.features) // samples)
         picked = self.features[::step].float()
         # The median over chunks ignores the rare tokens with extreme activations.
-        chunks = picked[: len(picked) // 50 * 50].view(-1, 50, picked.shape[1])
+        size = min(50, len(picked))
+        chunks = picked[: len(picked) // size * size].view(-1, size, picked.shape[1])
         return chunks.pow(2).mean(dim=1).median(dim=0).values.add(1e-12).rsqrt()
 
 
@@ -69,7 +72,8 @@ def cache_features(
         target: in the dtype in which it will decode.
         sequences: token ids.
         target_layer_ids: tapped layers.
-        path: where to write; a finished file is used again.
+        path: where to write; a finished file of the same target, layers and texts is
+            used again.
         batch_tokens: padded tokens per pass.
 
     Returns:
@@ -78,9 +82,12 @@ def cache_features(
     lengths = [len(sequence) for sequence in sequences]
     width = len(target_layer_ids) * target.hidden_size
     path = Path(path)
-    if path.exists() and path.stat().st_size == 2 * width * sum(lengths):
+    made_of = _fingerprint(target, sequences, target_layer_ids)
+    note = path.with_suffix(".sha256")
+    if path.exists() and note.exists() and note.read_text("utf-8") == made_of:
         return FeatureCache(path, lengths, width)
     path.parent.mkdir(parents=True, exist_ok=True)
+    note.unlink(missing_ok=True)
     scratch = path.with_suffix(".partial")
     scratch.unlink(missing_ok=True)
     np.memmap(scratch, dtype=np.int16, mode="w+", shape=(sum(lengths), width)).flush()
@@ -105,4 +112,18 @@ def cache_features(
     progress.close()
     cache._memory.flush()
     os.replace(scratch, path)
+    write_text_atomically(note, made_of)
     return FeatureCache(path, lengths, width)
+
+
+def _fingerprint(
+    target: Target,
+    sequences: Sequence[Sequence[int]],
+    target_layer_ids: Sequence[int],
+) -> str:
+    """Hash of everything that the features depend on."""
+    digest = hashlib.sha256(target.fingerprint().encode())
+    digest.update(str((tuple(target_layer_ids), str(target.dtype))).encode())
+    for sequence in sequences:
+        digest.update(np.asarray(sequence, dtype=np.int64).tobytes() + b"|")
+    return digest.hexdigest()

@@ -4,8 +4,9 @@
     python -m dflash_lab.training.recipe tiny --work W --out data/checkpoints/tiny
 
 The target answers training prompts, its features are cached, a drafter is trained on
-them, and its acceptance is measured on held-out prompts. Each step is kept in the work
-folder and used again if the command is repeated. A card records what was done.
+them, and its acceptance is measured on held-out prompts. Answers and features are kept
+in the work folder and used again if the command is repeated; training starts anew. A
+card records what was done.
 
 Leaves out: searching for good settings.
 """
@@ -187,7 +188,9 @@ def make_smol(
             max_new_tokens=256 if name == "corpus" else 192,
             batch_size=256,
         )
-    corpora += [path for path in [work / "more_corpus.jsonl"] if path.exists()]
+    more = work / "more_corpus.jsonl"
+    if more.exists():
+        corpora.insert(1, more)
     config = DFlashConfig.for_target(
         pair.target.config,
         mask_token_id=SMOL_MASK_ID,
@@ -318,8 +321,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=75, help="training of smol")
     parser.add_argument("--init-from", type=Path, help="an earlier stage, for smol")
     parser.add_argument("--num-prompts", type=int, default=6500, help="for smol")
-    parser.add_argument("--target-steps", type=int, default=1500, help="for tiny")
-    parser.add_argument("--drafter-steps", type=int, default=1500, help="for tiny")
+    parser.add_argument("--target-steps", type=int, default=1000, help="for tiny")
+    parser.add_argument("--drafter-steps", type=int, default=1200, help="for tiny")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     if arguments.pair == "smol":

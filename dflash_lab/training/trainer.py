@@ -4,7 +4,7 @@ The drafter sees what it will see when decoding: target features strictly before
 anchor, and blocks of one known token and masks, under the mask that decoding uses. All
 blocks of a batch go through one pass.
 
-Leaves out: several processes, accumulation and resuming.
+Leaves out: GPUs, several processes, accumulation and resuming.
 """
 
 from __future__ import annotations
@@ -156,6 +156,13 @@ class Trainer:
     ):
         if not examples:
             raise DFlashLabError("the corpus is empty; write some answers first")
+        if config.steps < 1:
+            raise DFlashLabError(f"steps {config.steps} must be 1 or more")
+        if target.device.type != "cpu":
+            raise DFlashLabError(
+                f"this trainer runs on the CPU only, the target is on {target.device}; "
+                "load it with device='cpu'"
+            )
         self.drafter, self.target, self.config = drafter, target, config
         self.examples, self.features = examples, features
         self.folder = Path(folder)
