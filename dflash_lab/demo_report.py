@@ -75,6 +75,7 @@ def write_outputs(
                 "cycles": r.dflash.trace.cycles,
                 "tau": r.dflash.tau,
                 "equal": r.equal,
+                "lossless": r.lossless,
             }
             for r in results
         ],

@@ -74,14 +74,15 @@ def render_report(report: Mapping) -> str:
         report: a mapping with
 
             * `title`, `pair`, `dtype`: text; `machine`: mapping of names to values;
-            * `summary`: what `summary.json` holds (`equal`, `ties`, `tau`, `speedup`,
+            * `summary`: what `summary.json` holds (`equal`, `lossless`, `ties`, `tau`, `speedup`,
               `speedup_vs_generate`, `tokens_per_second`, `plain_tokens_per_second`,
               `generate_tokens_per_second`, `acceptance_per_position`, `draft_ms`,
               `verify_ms`, `other_ms` per cycle, `plain_ms` per token, `level`,
               `block_size`, `num_cycles`, `num_tokens`, `prompts`); what is missing or
               None is left out of the page;
             * `prompts`: mappings with `id`, `kind`, `text`, `pairs` (what
-              `tokens.token_states` gives), `cycles` (`CycleRecord`s), `tau`, `equal`;
+              `tokens.token_states` gives), `cycles` (`CycleRecord`s), `tau`, `equal`,
+              `lossless` (different at certified ties only);
             * `decode`: turns a list of token ids into text;
             * `figures`: tuples (PNG bytes, alt text, caption, list of what to notice).
 
@@ -140,15 +141,14 @@ def verdict(summary: Mapping) -> str:
     Args:
         summary: as in `render_report`; needs `equal`, `tau` and `speedup`.
     """
-    ties = summary.get("ties") or 0
     tau, speedup = summary["tau"], summary["speedup"]
-    if not summary["equal"]:
-        equality = "The outputs differ from plain decoding: do not rely on this run"
-    elif ties:
-        count = _count(ties, "certified tie")
+    if summary["equal"]:
+        equality = "The outputs equal plain decoding, token for token"
+    elif summary.get("lossless"):
+        count = _count(summary["ties"], "certified tie")
         equality = f"The outputs equal plain decoding up to {count}"
     else:
-        equality = "The outputs equal plain decoding, token for token"
+        equality = "The outputs differ from plain decoding: do not rely on this run"
     if not _known(speedup):
         pace = "the speed was not compared"
     elif speedup >= 1:
@@ -173,8 +173,8 @@ def _scope(report: Mapping) -> str:
 
 def _summary_table(summary: Mapping) -> str:
     equal = "yes" if summary["equal"] else "no"
-    if summary["equal"] and summary.get("ties"):
-        equal = f"yes, {_count(summary['ties'], 'tie')}"
+    if not summary["equal"] and summary.get("lossless"):
+        equal = f"up to {_count(summary['ties'], 'tie')}"
     rows = [("Equal to plain decoding", equal, summary.get("level") or "")]
     rows += [
         (name, _value(summary.get(key), pattern), note)
@@ -231,6 +231,8 @@ def _prompt(number: int, prompt: Mapping, decode: Decode) -> str:
     if _known(prompt["tau"]):
         facts.append(f"{_TAU} = {prompt['tau']:.2f}")
     same = "equal to" if prompt["equal"] else "<b>differs from</b>"
+    if not prompt["equal"] and prompt.get("lossless"):
+        same = "differs at a certified tie from"
     facts.append(f"{same} plain decoding")
     return f"""<article>
 <h3>{number}. {_escape(prompt["id"])}</h3>
