@@ -74,8 +74,8 @@ def render_report(report: Mapping) -> str:
         report: a mapping with
 
             * `title`, `pair`, `dtype`: text; `machine`: mapping of names to values;
-            * `summary`: what `summary.json` holds (`equal`, `lossless`, `ties`, `tau`, `speedup`,
-              `speedup_vs_generate`, `tokens_per_second`, `plain_tokens_per_second`,
+            * `summary`: what `summary.json` holds (`equal`, `lossless`, `ties`, `tau`,
+              `speedup`, `speedup_vs_generate`, `tokens_per_second`, `plain_tokens_per_second`,
               `generate_tokens_per_second`, `acceptance_per_position`, `draft_ms`,
               `verify_ms`, `other_ms` per cycle, `plain_ms` per token, `level`,
               `block_size`, `num_cycles`, `num_tokens`, `prompts`); what is missing or
