@@ -75,11 +75,11 @@ def render_report(report: Mapping) -> str:
 
             * `title`, `pair`, `dtype`: text; `machine`: mapping of names to values;
             * `summary`: what `summary.json` holds (`equal`, `lossless`, `ties`, `tau`,
-              `speedup`, `speedup_vs_generate`, `tokens_per_second`, `plain_tokens_per_second`,
-              `generate_tokens_per_second`, `acceptance_per_position`, `draft_ms`,
-              `verify_ms`, `other_ms` per cycle, `plain_ms` per token, `level`,
-              `block_size`, `num_cycles`, `num_tokens`, `prompts`); what is missing or
-              None is left out of the page;
+              `speedup`, `speedup_vs_generate`, `tokens_per_second`,
+              `plain_tokens_per_second`, `generate_tokens_per_second`,
+              `acceptance_per_position`, `draft_ms`, `verify_ms`, `other_ms` per cycle,
+              `plain_ms` per token, `level`, `block_size`, `num_cycles`, `num_tokens`,
+              `prompts`); what is missing or None is left out of the page;
             * `prompts`: mappings with `id`, `kind`, `text`, `pairs` (what
               `tokens.token_states` gives), `cycles` (`CycleRecord`s), `tau`, `equal`,
               `lossless` (different at certified ties only);
