@@ -315,3 +315,13 @@ def test_checkpoints_have_cards():
         assert (root / "README.md").is_file()
         size = (root / "model.safetensors").stat().st_size
         assert size < 30 * 2**20
+
+
+def test_every_data_file_is_listed_with_its_hash():
+    root = data_root()
+    lines = (root / "SHA256SUMS").read_text("utf-8").splitlines()
+    listed = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    files = {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
+    assert set(listed) == files - {"SHA256SUMS"}
+    for name, digest in listed.items():
+        assert packaged.sha256_of(root / name) == digest, name
