@@ -1,4 +1,4 @@
-"""The command line: `dflash-lab demo | generate | doctor`.
+"""The command line: `dflash-lab demo | generate | doctor`, and those of `commands/`.
 
 Standard output carries results, standard error progress and errors. A wrong input is
 one line on standard error and exit status 2; outputs that differ beyond certified ties
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from dflash_lab import __version__
+from dflash_lab.commands import check, corpus, export, train
 from dflash_lab.errors import DFlashLabError
 
 
@@ -97,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="one JSON object, no stream"
     )
     generate.set_defaults(run=_generate)
+
+    for module in (corpus, train, check, export):
+        module.add(commands)
 
     doctor = commands.add_parser("doctor", help="check this machine and installation")
     doctor.set_defaults(run=_doctor)

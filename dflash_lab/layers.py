@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dflash_lab.attention import attend
 from dflash_lab.config import DFlashConfig
 
 KeyValue = tuple[Tensor, Tensor]
@@ -77,13 +78,7 @@ class DFlashAttention(nn.Module):
         keys, values = self.keys_values(x, cos, sin)
         keys = torch.cat([context[0], keys], dim=2)  # (B, Hkv, S+K, d)
         values = torch.cat([context[1], values], dim=2)
-        mixed = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=mask,
-            enable_gqa=self.heads != self.kv_heads,
-        )
+        mixed = attend(queries, keys, values, mask)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, rows, -1))
 
 

@@ -82,3 +82,27 @@ def target() -> Target:
 @pytest.fixture(scope="session")
 def drafter(target) -> DFlashDraftModel:
     return random_drafter(target)
+
+
+def training_texts(target: Target, count: int = 8, length: int = 24) -> list:
+    """Texts that a random target wrote greedily behind prompts of three tokens."""
+    from reference import generate_greedily
+
+    from dflash_lab.training.dataset import Example
+
+    prompts = [[1 + i, 3 + i % 2, 5] for i in range(count)]
+    return [Example(p + generate_greedily(target, p, length), 3) for p in prompts]
+
+
+def write_corpus_file(path: Path, examples, target: Target | None = None) -> Path:
+    """A corpus file that holds these texts."""
+    import json
+
+    header = {} if target is None else {"target_fingerprint": target.fingerprint()}
+    rows = [{"corpus": header}]
+    for index, example in enumerate(examples):
+        ids, end = example.input_ids, example.prompt_length
+        rows.append({"index": index, "prompt_ids": ids[:end], "answer_ids": ids[end:]})
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8")
+    return path

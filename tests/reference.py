@@ -108,3 +108,21 @@ class _ScriptedSession:
 
     def keep_rows(self, rows):
         pass
+
+
+def dpace_weights_plainly(losses, mask, alpha=0.5):
+    """Weights of D-PACE, slot by slot."""
+    result = []
+    for row, counts in zip(losses, mask, strict=True):
+        weights = []
+        for j in range(len(row)):
+            total = 0.0
+            for m in range(j, len(row)):
+                reach = 1.0
+                for i in range(m + 1):
+                    smooth = (1 - alpha) * math.exp(-row[i]) + alpha
+                    reach *= smooth if counts[i] else 0.0
+                total += reach
+            weights.append(total if counts[j] else 0.0)
+        result.append(weights)
+    return result

@@ -26,14 +26,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 LAYERS = [
     {"errors", "__init__"},
     {"compat", "cache", "conditioning", "masks", "sampling", "stopping", "acceptance"},
+    {"attention"},
     {"relatives", "config", "checkpoint", "layers", "drafter", "target"},
     {"proposers"},
     {"trace"},
     {"generation", "speculative", "certify"},
-    {"packaged", "pairs", "prompts"},
+    {"packaged", "pairs", "prompts", "export", "engines"},
+    {"speculators_format", "speculators_folder"},
     {"analysis", "training"},
     {"viz"},
     {"demo", "demo_report", "doctor"},
+    {"commands"},
     {"cli", "__main__"},
 ]
 

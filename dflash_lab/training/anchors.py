@@ -43,21 +43,20 @@ def anchor_candidates(loss_mask: Tensor) -> Tensor:
 
 
 def select_anchors(
-    loss_mask: Tensor, num_anchors: int, generator: torch.Generator
+    loss_mask: Tensor, num_anchors: int, scores: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Draw anchors uniformly without replacement.
+    """Draw anchors uniformly without replacement: the candidates of highest score.
 
     Args:
         loss_mask: (B, S) bool, True for supervised (answer) tokens.
         num_anchors: N, most anchors per sequence.
-        generator: source of the draw.
+        scores: (B, S) float32, independent and uniform in [0, 1).
 
     Returns:
         (B, N) int64 anchor positions, ascending where valid, and (B, N) bool validity.
     """
     candidates = anchor_candidates(loss_mask)
-    draw = torch.rand(loss_mask.shape, generator=generator).to(loss_mask.device)
-    draw = draw.masked_fill(~candidates, -1.0)
+    draw = scores.to(loss_mask.device).masked_fill(~candidates, -1.0)
     width = min(num_anchors, loss_mask.shape[1])
     score, position = draw.topk(width, dim=1)
     # Invalid places sort behind every real position.

@@ -1,129 +1,156 @@
-"""Target features of a corpus, computed once and kept on disk.
+"""Target features of training texts: tapped in the step, or read from disk.
 
-Training passes over a small corpus many times; running the target each time would cost
-more than the drafter. `cache_features` stores the tapped states of every token as
-bfloat16 in one memory-mapped file and `FeatureCache` hands out batches of them.
+`OnlineFeatures` runs the target on the texts of a step. `OfflineFeatures` reads the
+shards that `feature_store.py` wrote: passing over a small corpus many times, running
+the target each time would cost more than the drafter. Both round to bfloat16 and give
+the same batch. For distillation the target's head inputs can come with the features.
 
-Leaves out: shards, checksums and resuming.
+Leaves out: which texts are in a step (`dataset.py`), and writing the shards.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from tqdm import tqdm
+from torch.nn.utils.rnn import pad_sequence
 
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.packaged import sha256_of
 from dflash_lab.target import Target
-from dflash_lab.trace import write_text_atomically
+
+Features = tuple[Tensor, Tensor | None]  # (B, S, n*D) and (B, S, D), bfloat16
 
 
-class FeatureCache:
-    """Features of sequences laid end to end in one file.
-
-    Args:
-        path: the file, (total tokens, n*D) bfloat16.
-        lengths: tokens of each sequence.
-        width: n*D.
-    """
-
-    def __init__(self, path: Path, lengths: Sequence[int], width: int):
-        shape = (sum(lengths), width)
-        # numpy has no bfloat16: the file is read as 16-bit integers and viewed.
-        self._memory = np.memmap(path, dtype=np.int16, mode="r+", shape=shape)
-        self.features = torch.from_numpy(self._memory).view(torch.bfloat16)
-        self.offsets = np.concatenate([[0], np.cumsum(lengths)]).tolist()
-
-    def batch(self, indices: Sequence[int]) -> Tensor:
-        """`target_hidden` (B, S, n*D) of these sequences, zero behind their ends."""
-        parts = [self.features[self.offsets[i] : self.offsets[i + 1]] for i in indices]
-        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-
-    def feature_scale(self, samples: int = 20000) -> Tensor:
-        """1 / rms of each feature, (n*D,) float32, over evenly spaced tokens.
-
-        A few dimensions of the residual stream are hundreds of times larger than the
-        others; unscaled they are all that a fresh projection sees.
-        """
-        step = max(1, len(self.features) // samples)
-        picked = self.features[::step].float()
-        # The median over chunks ignores the rare tokens with extreme activations.
-        size = min(50, len(picked))
-        chunks = picked[: len(picked) // size * size].view(-1, size, picked.shape[1])
-        return chunks.pow(2).mean(dim=1).median(dim=0).values.add(1e-12).rsqrt()
-
-
-@torch.inference_mode()
-def cache_features(
-    target: Target,
-    sequences: Sequence[Sequence[int]],
-    target_layer_ids: Sequence[int],
-    path: Path,
-    batch_tokens: int = 4096,
-) -> FeatureCache:
-    """Run the target over every sequence and keep the tapped layers.
+class OnlineFeatures:
+    """Features tapped from a pass of the target when they are needed.
 
     Args:
         target: in the dtype in which it will decode.
-        sequences: token ids.
         target_layer_ids: tapped layers.
-        path: where to write; a finished file of the same target, layers and texts is
-            used again.
-        batch_tokens: padded tokens per pass.
-
-    Returns:
-        The cache; it holds 2 * n * D bytes per token.
+        with_head_inputs: also give what the target's head reads.
     """
-    lengths = [len(sequence) for sequence in sequences]
-    width = len(target_layer_ids) * target.hidden_size
-    path = Path(path)
-    made_of = _fingerprint(target, sequences, target_layer_ids)
-    note = path.with_suffix(".sha256")
-    if path.exists() and note.exists() and note.read_text("utf-8") == made_of:
-        return FeatureCache(path, lengths, width)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    note.unlink(missing_ok=True)
-    scratch = path.with_suffix(".partial")
-    scratch.unlink(missing_ok=True)
-    np.memmap(scratch, dtype=np.int16, mode="w+", shape=(sum(lengths), width)).flush()
-    cache = FeatureCache(scratch, lengths, width)
-    order = sorted(range(len(sequences)), key=lambda i: lengths[i])
-    progress = tqdm(total=sum(lengths), unit="token", unit_scale=True, desc="features")
-    with target.tap(target_layer_ids) as tap:
-        while order:
-            size = max(1, batch_tokens // lengths[order[-1]])
-            group, order = order[-size:], order[:-size]
-            longest = max(lengths[i] for i in group)
-            ids = torch.zeros(len(group), longest, dtype=torch.long)
-            for row, i in enumerate(group):
-                ids[row, : lengths[i]] = torch.tensor(sequences[i])
+
+    def __init__(
+        self,
+        target: Target,
+        target_layer_ids: Sequence[int],
+        with_head_inputs: bool = False,
+    ):
+        self.target, self.with_head_inputs = target, with_head_inputs
+        self.target_layer_ids = tuple(target_layer_ids)
+        self.width = len(self.target_layer_ids) * target.hidden_size
+
+    @torch.no_grad()
+    def batch(self, indices: Sequence[int], input_ids: Tensor) -> Features:
+        """Features of these texts.
+
+        Args:
+            indices: numbers of the texts (not used here).
+            input_ids: (B, S) int64, zero behind their ends.
+
+        Returns:
+            `target_hidden` (B, S, n*D) bfloat16, and head inputs (B, S, D) bfloat16 or
+            None. Rows behind a text's end are arbitrary; no block looks there.
+        """
+        with self.target.tap(self.target_layer_ids) as tap:
             # Padding lies behind each text, where a causal model does not look.
-            target.model.base_model(input_ids=ids.to(target.device), use_cache=False)
-            hidden = tap.take().to("cpu", torch.bfloat16)
-            for row, i in enumerate(group):
-                end = cache.offsets[i] + lengths[i]
-                cache.features[cache.offsets[i] : end] = hidden[row, : lengths[i]]
-                progress.update(lengths[i])
-    progress.close()
-    cache._memory.flush()
-    os.replace(scratch, path)
-    write_text_atomically(note, made_of)
-    return FeatureCache(path, lengths, width)
+            output = self.target.model.base_model(
+                input_ids=input_ids.to(self.target.device), use_cache=False
+            )
+            hidden = tap.take().bfloat16()
+        last = output.last_hidden_state.bfloat16() if self.with_head_inputs else None
+        return hidden, last
 
 
-def _fingerprint(
-    target: Target,
-    sequences: Sequence[Sequence[int]],
-    target_layer_ids: Sequence[int],
-) -> str:
-    """Hash of everything that the features depend on."""
-    digest = hashlib.sha256(target.fingerprint().encode())
-    digest.update(str((tuple(target_layer_ids), str(target.dtype))).encode())
-    for sequence in sequences:
-        digest.update(np.asarray(sequence, dtype=np.int64).tobytes() + b"|")
-    return digest.hexdigest()
+class OfflineFeatures:
+    """Features read from the shards of a folder.
+
+    Args:
+        folder: written by `feature_store.cache_features`.
+        with_head_inputs: also give what the target's head reads.
+        verify: compare every shard with its checksum first.
+
+    Raises:
+        DFlashLabError: no finished store, or a damaged shard, named.
+    """
+
+    def __init__(self, folder: Path, with_head_inputs: bool = False, verify=True):
+        self.folder = Path(folder)
+        index = read_index(self.folder)
+        if index is None or not index["complete"]:
+            raise DFlashLabError(
+                f"{self.folder} is no finished feature store; run cache_features again"
+            )
+        if with_head_inputs and not index["head_inputs"]:
+            raise DFlashLabError(
+                f"{self.folder} holds no head inputs, which the kl loss needs; delete "
+                "the folder, or use online features"
+            )
+        self.width, self.with_head_inputs = index["width"], with_head_inputs
+        self._shards, self._place = [], []
+        for shard in index["shards"]:
+            path = self.folder / shard["file"]
+            if verify and not is_whole(path, shard):
+                raise DFlashLabError(
+                    f"{path} is missing or damaged (its checksum is not that of "
+                    "index.json); run cache_features again, it makes only this shard "
+                    "anew"
+                )
+            self._shards.append(safe_open(path, framework="pt"))
+            start = 0
+            for length in shard["lengths"]:
+                self._place.append((len(self._shards) - 1, start, start + length))
+                start += length
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def batch(self, indices: Sequence[int], input_ids: Tensor) -> Features:
+        """As `OnlineFeatures.batch`; rows behind a text's end are zero."""
+        length = input_ids.shape[1]
+        hidden = self._gather("features", indices, length)
+        if not self.with_head_inputs:
+            return hidden, None
+        return hidden, self._gather("head_inputs", indices, length)
+
+    def _gather(self, name: str, indices: Sequence[int], length: int) -> Tensor:
+        parts = []
+        for i in indices:
+            shard, start, end = self._place[i]
+            part = self._shards[shard].get_slice(name)[start : min(end, start + length)]
+            parts.append(part)
+        return pad_sequence(parts, batch_first=True)
+
+
+def feature_scale(parts: Sequence[Tensor]) -> Tensor:
+    """1 / rms of each feature, (n*D,) float32, over some texts' features.
+
+    A few dimensions of the residual stream are hundreds of times larger than the
+    others; unscaled they are all that a fresh projection sees. The median over texts
+    ignores the rare tokens with extreme activations.
+
+    Args:
+        parts: each (S, n*D), the features of one text without padding.
+    """
+    squares = [part.float().pow(2).mean(dim=0) for part in parts]
+    return torch.stack(squares).median(dim=0).values.add(1e-12).rsqrt()
+
+
+def read_index(folder: Path) -> dict | None:
+    """`index.json` of a store, None if there is none."""
+    path = folder / "index.json"
+    return json.loads(path.read_text("utf-8")) if path.is_file() else None
+
+
+def is_whole(path: Path, shard: dict) -> bool:
+    """Whether a shard's file is there, readable, and has the checksum of its entry."""
+    try:
+        safe_open(path, framework="pt")
+        return sha256_of(path) == shard["sha256"]
+    except (OSError, SafetensorError):
+        return False

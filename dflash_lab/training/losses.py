@@ -1,21 +1,29 @@
-"""What a drafter is trained to minimise: cross entropy that decays along the block.
+"""What a drafter is trained to minimise, and how a large frozen head is afforded.
 
-A wrong draft at slot k makes the slots behind it worthless, so early slots count more:
-slot k has weight exp(-(k - 1) / gamma) (paper appendix A.1).
+A wrong draft at slot k makes the slots behind it worthless, so early slots count more.
+`ce` is cross entropy with the text's own token, slot k weighted exp(-(k - 1) / gamma)
+(paper appendix A.1). `kl` has the same weights and the target's whole distribution in
+place of one token. `dpace` is cross entropy whose weights follow the drafter's own
+confidence: a slot counts as far as the slots before it are likely to be right
+(arXiv:2605.18810).
 
-Leaves out: distillation losses.
+Leaves out: where labels come from (`anchors.py`), and sums over processes
+(`trainer.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+LOSSES = ("ce", "kl", "dpace")
 # gamma for a block size K, from the paper's appendix A.1.
 PAPER_GAMMA = {8: 4.0, 10: 5.0, 16: 7.0}
+DPACE_SMOOTHING = 0.5  # alpha of arXiv:2605.18810
 
 
 def default_gamma(block_size: int) -> float:
@@ -34,19 +42,40 @@ def decay_weights(block_size: int, gamma: float | None) -> Tensor:
     return weights
 
 
-class _FrozenHeadLoss(torch.autograd.Function):
-    """Weighted cross entropy through a frozen head, a chunk of rows at a time.
+def dpace_weights(cross_entropy: Tensor, label_mask: Tensor) -> Tensor:
+    """Weights of D-PACE: what each slot is worth, given the confidence before it.
 
-    The head gets no gradient, so the gradient of the hidden states can be formed while
-    a chunk's logits exist, and no logits are kept: memory does not grow with rows x V.
+    With q_j = exp(-cross entropy) smoothed to s_j = (1 - a) q_j + a, slot j weighs the
+    sum over m >= j of the product of s_1..s_m: the blocks' expected length that hangs
+    on it. Constants of the gradient, so nothing flows back through them.
+
+    Args:
+        cross_entropy: (M, K-1) float.
+        label_mask: (M, K-1) bool; a slot without a label ends its block.
+
+    Returns:
+        (M, K-1) float, 0 where there is no label.
+    """
+    confidence = torch.exp(-cross_entropy.detach())
+    smooth = (1 - DPACE_SMOOTHING) * confidence + DPACE_SMOOTHING
+    reach = (smooth * label_mask).cumprod(dim=1)
+    return reach.flip(1).cumsum(dim=1).flip(1) * label_mask
+
+
+class _FrozenHeadLoss(torch.autograd.Function):
+    """Loss of each row through a frozen head, a chunk of rows at a time.
+
+    The head gets no gradient, so the gradient of a row's hidden state can be formed
+    while its logits exist, and no logits are kept: memory does not grow with rows x V.
+    Rows are weighted afterwards, so that weights may depend on the losses.
     """
 
     @staticmethod
-    def forward(ctx, hidden, head, labels, weight, transform, chunk):
+    def forward(ctx, hidden, head, labels, teacher, transform, chunk):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         gradient = torch.empty_like(hidden)
-        loss = torch.zeros((), dtype=dtype, device=hidden.device)
-        right = torch.zeros_like(labels, dtype=torch.bool)
+        losses = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
+        right = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             with torch.enable_grad():
@@ -54,62 +83,97 @@ class _FrozenHeadLoss(torch.autograd.Function):
                 logits = transform(raw)
             scores = logits.detach()
             right[rows] = scores.argmax(dim=-1) == labels[rows]
+            log_probs = scores - scores.logsumexp(dim=-1, keepdim=True)
             picked = labels[rows, None]
-            normaliser = scores.logsumexp(dim=-1, keepdim=True)
-            excess = normaliser - scores.gather(-1, picked)
-            loss += (excess[:, 0] * weight[rows]).sum()
-            # d loss / d logits = weight * (softmax - one-hot), formed in place.
-            slope = (scores - normaliser).exp_()
-            slope.scatter_add_(-1, picked, -torch.ones_like(excess))
-            slope.mul_(weight[rows, None])
+            if teacher is None:
+                losses[rows] = -log_probs.gather(-1, picked)[:, 0]
+                # d loss / d logits = softmax - one-hot, formed in place.
+                slope = log_probs.exp_()
+                slope.scatter_add_(-1, picked, slope.new_full(picked.shape, -1.0))
+            else:
+                wanted = F.linear(teacher[rows], head).to(dtype).log_softmax(dim=-1)
+                probs = wanted.exp()
+                losses[rows] = (probs * wanted.sub_(log_probs)).sum(dim=-1)
+                slope = log_probs.exp_().sub_(probs)
             if logits is not raw:
                 (slope,) = torch.autograd.grad(logits, raw, slope)
             gradient[rows] = slope.to(head.dtype) @ head
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(right)
-        return loss, right
+        return losses, right
 
     @staticmethod
     def backward(ctx, loss_gradient, _):
         (gradient,) = ctx.saved_tensors
-        return gradient * loss_gradient, None, None, None, None, None
+        scaled = gradient * loss_gradient[:, None].to(gradient.dtype)
+        return scaled, None, None, None, None, None
 
 
-def frozen_head_cross_entropy(
+@dataclass(frozen=True)
+class LossSums:
+    """Sums over the blocks of a pass; ratios are formed after adding over passes.
+
+    Attributes:
+        loss: weighted sum of the losses, scalar with gradient.
+        weight: sum of the weights, scalar.
+        right: (K-1,) int64, right argmax drafts of each slot.
+        total: (K-1,) int64, labels of each slot.
+    """
+
+    loss: Tensor
+    weight: Tensor
+    right: Tensor
+    total: Tensor
+
+
+def frozen_head_loss(
     hidden: Tensor,
     head: Tensor,
     labels: Tensor,
     label_mask: Tensor,
-    weights: Tensor,
+    decay: Tensor,
+    *,
+    kind: str = "ce",
+    teacher: Tensor | None = None,
     transform: Callable[[Tensor], Tensor] = lambda logits: logits,
     chunk: int = 512,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Decayed cross entropy over all slots that count, through a frozen head.
+) -> LossSums:
+    """Weighted loss over all slots that count, through a frozen head.
 
     Args:
         hidden: (M, K-1, D), the drafter's output at slots 1..K-1 of M blocks.
         head: (V, D), the target's head, or some rows of it.
         labels: (M, K-1) int64, indices into the rows of `head`.
         label_mask: (M, K-1) bool.
-        weights: (K-1,) float32, see `decay_weights`.
+        decay: (K-1,) float32, see `decay_weights`; not used by `dpace`.
+        kind: one of `LOSSES`.
+        teacher: (M, K-1, D), for `kl`: the target's own head inputs one position
+            before each label.
         transform: what the drafter does to its logits (multiplier, soft cap).
         chunk: rows whose logits exist at a time.
-
-    Returns:
-        Scalar mean loss; (K-1,) right argmax drafts; (K-1,) labels.
     """
-    weight = label_mask * weights.to(label_mask.device)
-    total = weight.sum().clamp(min=1e-9)
     # Slots that do not count are left out before the costly part.
     counts = label_mask.flatten()
-    loss, right = _FrozenHeadLoss.apply(
+    picked = None if teacher is None else teacher.flatten(0, 1)[counts].to(hidden.dtype)
+    losses, right = _FrozenHeadLoss.apply(
         hidden.flatten(0, 1)[counts],
         head.to(hidden.dtype),
         labels.flatten()[counts],
-        (weight / total).flatten()[counts],
+        picked,
         transform,
         chunk,
     )
+    if kind == "dpace":
+        spread = losses.new_zeros(label_mask.shape)
+        spread[label_mask] = losses.detach()
+        weight = dpace_weights(spread, label_mask)
+    else:
+        weight = label_mask * decay.to(device=losses.device, dtype=losses.dtype)
     per_slot = torch.zeros_like(label_mask)
     per_slot[label_mask] = right
-    return loss, per_slot.sum(dim=0), label_mask.sum(dim=0)
+    return LossSums(
+        (losses * weight[label_mask]).sum(),
+        weight.sum(),
+        per_slot.sum(dim=0),
+        label_mask.sum(dim=0),
+    )

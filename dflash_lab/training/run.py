@@ -1,0 +1,296 @@
+"""A training run from its settings: target, texts, features, checks, loop, card.
+
+    result = train(load_config("configs/tiny.yaml"))
+
+Everything lands in the folder `out`: `config.yaml`, `metrics.jsonl`, `checkpoints/`,
+and at the end `drafter/` in the published form with its card.
+
+Leaves out: writing the corpus (`corpus.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from dflash_lab.analysis.parity import check_training, require
+from dflash_lab.config import DFlashConfig
+from dflash_lab.drafter import DFlashDraftModel
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.pairs import Pair, load_pair
+from dflash_lab.proposers import check_pair
+from dflash_lab.trace import write_text_atomically
+from dflash_lab.training.card import run_facts, run_results, write_card
+from dflash_lab.training.config import TrainConfig, to_yaml
+from dflash_lab.training.dataset import load_examples
+from dflash_lab.training.devices import make_accelerator
+from dflash_lab.training.evaluate import held_out_tau
+from dflash_lab.training.faults import find_faults
+from dflash_lab.training.feature_store import cache_features
+from dflash_lab.training.features import OfflineFeatures, OnlineFeatures
+from dflash_lab.training.objective import HeadRows, Objective
+from dflash_lab.training.pipeline import Pipeline
+from dflash_lab.training.trainer import Trainer, latest_checkpoint
+
+# An unused row of the packaged target's table: `<empty_output>` occurs in no text.
+SMOL_MASK_ID = 16
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run left.
+
+    Attributes:
+        finished: False if it was interrupted; the same call with `resume` goes on.
+        drafter: in the published form, in the target's dtype; None if interrupted.
+        facts: of the card.
+        folder: of the drafter.
+    """
+
+    finished: bool
+    drafter: DFlashDraftModel | None
+    facts: dict
+    folder: Path
+
+
+def train(
+    config: TrainConfig, *, resume: bool = False, pair: Pair | None = None
+) -> TrainResult:
+    """Train a drafter as the settings say.
+
+    Args:
+        config: the settings.
+        resume: go on from the checkpoint in `config.out`; start anew if there is none.
+        pair: a target that is loaded already, in place of the one in the settings.
+
+    Raises:
+        DFlashLabError: settings, texts, features or checks that do not hold; nothing
+            that was done is lost.
+    """
+    out = Path(config.out)
+    existing = latest_checkpoint(out)
+    if existing is not None and not resume:
+        raise DFlashLabError(
+            f"{out} holds a run ({existing.name}); go on with --resume, or choose "
+            "another folder with out"
+        )
+    _check_same_run(config, out)
+    examples, headers = load_examples(config.data.corpus, config.data.max_length)
+    faults = find_faults(config.faults)
+    for fault in faults:
+        if fault.on_texts is not None:
+            examples = fault.on_texts(examples)
+    accelerator = make_accelerator(config)
+    if pair is None:
+        pair = _load_target(config, accelerator.device)
+    _check_texts_fit(pair, headers)
+    drafter = make_drafter(config, pair)
+    facts = run_facts(config, examples, headers)
+    if accelerator.is_main_process:
+        write_text_atomically(out / "config.yaml", to_yaml(config))
+        if config.log.tracker:
+            flat = {"out": config.out, "settings": to_yaml(config)}
+            accelerator.init_trackers("dflash_lab", flat)
+    layers = drafter.config.target_layer_ids
+    for fault in faults:
+        layers = fault.on_layers(layers) if fault.on_layers else layers
+    pipeline = Pipeline(
+        drafter.config,
+        examples,
+        _features(config, pair, examples, layers, accelerator),
+        batch_size=config.data.batch_size,
+        num_anchors=config.data.num_anchors,
+        seed=config.seed,
+        accumulation=config.data.accumulation,
+        faults=faults,
+        flex=_flex(config, accelerator.device),
+        device=accelerator.device,
+    )
+    objective = Objective(
+        drafter,
+        pair.target,
+        HeadRows(
+            pair.target,
+            examples,
+            config.objective.head_tokens,
+            config.objective.extra_negatives,
+            config.seed,
+        ),
+        pipeline.feature_scale(),
+        config.objective.loss,
+        config.objective.gamma,
+        config.objective.chunk,
+    )
+    if config.drafter.init_from:
+        objective.start_from(drafter)
+        facts["earlier_stages"] = _stages(Path(config.drafter.init_from))
+    if config.drafter.conditioning == "none":
+        # Without a projection every context row is a key and value of zero.
+        objective.drafter.fc.weight.data.zero_()
+        objective.drafter.fc.weight.requires_grad_(False)
+    objective.to(accelerator.device)
+    if accelerator.is_main_process:
+        fresh = config.drafter.init_from is None
+        checks = check_training(objective, pipeline, pair.target, fresh=fresh)
+        text = "\n".join(str(check) for check in checks)
+        write_text_atomically(out / "checks.txt", text + "\n")
+        # A fault that was asked for must not stop the run that studies it.
+        require([] if faults else checks)
+
+    def evaluate(exported: DFlashDraftModel) -> dict[str, float]:
+        return held_out_tau(
+            pair, exported, config.log.eval_prompts, config.log.eval_tokens
+        )
+
+    trainer = Trainer(
+        objective,
+        pipeline,
+        config,
+        accelerator,
+        evaluate if pair.prompt_sets and pair.tokenizer else None,
+    )
+    if resume:
+        trainer.resume()
+    progress = trainer.run()
+    accelerator.end_training()
+    folder = out / "drafter"
+    if not trainer.finished:
+        return TrainResult(False, None, facts, folder)
+    exported = trainer.export()
+    if not accelerator.is_main_process:
+        return TrainResult(True, None, facts, folder)
+    exported.save_pretrained(folder)
+    # Once more from the file that is shipped, in the dtype that decodes.
+    shipped = DFlashDraftModel.from_pretrained(folder, pair.target.dtype)
+    tau = {}
+    if pair.prompt_sets and pair.tokenizer:
+        tau = held_out_tau(
+            pair, shipped, config.log.final_prompts, config.log.eval_tokens
+        )
+    parameters = sum(p.numel() for p in shipped.parameters())
+    facts |= run_results(progress, parameters, tau, pair.target.dtype)
+    load_as = f"DFlashDraftModel.from_pretrained({str(folder)!r})"
+    write_card(folder, f"DFlash drafter for {pair.name}", load_as, facts)
+    return TrainResult(True, shipped, facts, folder)
+
+
+def make_drafter(config: TrainConfig, pair: Pair) -> DFlashDraftModel:
+    """The drafter to train: fresh, or that of `init_from`; in float32.
+
+    Raises:
+        DFlashLabError: no mask token is known, or drafter and target do not fit.
+    """
+    settings = config.drafter
+    if settings.init_from:
+        drafter = DFlashDraftModel.from_pretrained(settings.init_from, torch.float32)
+        check_pair(drafter, pair.target)
+        return drafter
+    mask_id = settings.mask_token_id
+    if mask_id is None:
+        mask_id = _own_mask_id(pair)
+    chosen = (
+        {"target_layer_ids": tuple(settings.target_layer_ids)}
+        if settings.target_layer_ids
+        else {"num_features": settings.num_features}
+    )
+    drafter_config = DFlashConfig.for_target(
+        pair.target.config,
+        mask_token_id=mask_id,
+        num_hidden_layers=settings.num_hidden_layers,
+        block_size=settings.block_size,
+        **chosen,
+    )
+    drafter = DFlashDraftModel(drafter_config)
+    drafter.init_weights(torch.Generator().manual_seed(config.seed))
+    check_pair(drafter, pair.target)
+    return drafter
+
+
+def _own_mask_id(pair: Pair) -> int:
+    if pair.name == "smol":
+        return SMOL_MASK_ID
+    vocabulary = pair.tokenizer.get_vocab() if pair.tokenizer else {}
+    for name in ("<|mask|>", "<|MASK|>", "<mask>", "[MASK]"):
+        if name in vocabulary:
+            return vocabulary[name]
+    rows = pair.target.embedding_table.shape[0]
+    if vocabulary and max(vocabulary.values()) + 1 < rows:
+        return max(vocabulary.values()) + 1  # the first row without a token
+    raise DFlashLabError(
+        f"the table of {pair.name} has {rows} rows and no spare one; set "
+        "drafter.mask_token_id to a row that no text uses (never padding or end)"
+    )
+
+
+def _load_target(config: TrainConfig, device: torch.device) -> Pair:
+    return load_pair(
+        config.pair,
+        target=config.target,
+        dtype=config.dtype,
+        device=device,
+        with_drafter=False,
+        thinking=config.thinking,
+    )
+
+
+def _check_texts_fit(pair: Pair, headers: list[dict]) -> None:
+    own = pair.target.fingerprint()
+    for header in headers:
+        wrote = header.get("target_fingerprint")
+        if wrote is not None and wrote != own:
+            raise DFlashLabError(
+                f"the corpus was written by another target ({header.get('target')}) "
+                f"than {pair.name}; a drafter learns what its own target writes: write "
+                "the corpus anew, or name its target"
+            )
+
+
+def _check_same_run(config: TrainConfig, out: Path) -> None:
+    """A resumed run must be the same run, but for its logging and its length."""
+    path = out / "config.yaml"
+    if latest_checkpoint(out) is None or not path.is_file():
+        return
+    from dflash_lab.training.config import load_config
+
+    before, now = asdict(load_config(path)), asdict(config)
+    for name in ("log", "out", "device"):
+        before.pop(name), now.pop(name)
+    for section in now:
+        if before[section] != now[section]:
+            raise DFlashLabError(
+                f"the run in {out} has other settings in {section}: "
+                f"{before[section]!r}, now {now[section]!r}; resume with the same "
+                "ones, or choose another folder with out"
+            )
+
+
+def _features(config, pair: Pair, examples, layers, accelerator):
+    kl = config.objective.loss == "kl"
+    if config.data.features == "online":
+        return OnlineFeatures(pair.target, layers, kl)
+    folder = Path(config.data.feature_folder or Path(config.out) / "features")
+    texts = [example.input_ids for example in examples]
+    if accelerator.is_main_process:
+        cache_features(pair.target, texts, layers, folder, head_inputs=kl)
+    accelerator.wait_for_everyone()
+    return OfflineFeatures(folder, kl, verify=False)
+
+
+def _flex(config: TrainConfig, device: torch.device) -> bool:
+    asked = config.objective.attention
+    if asked == "flex" and device.type != "cuda":
+        raise DFlashLabError(
+            f"FlexAttention trains on CUDA only, not on {device}; use attention: sdpa"
+        )
+    return asked == "flex" or (asked == "auto" and device.type == "cuda")
+
+
+def _stages(folder: Path) -> list[dict]:
+    path = folder / "training.json"
+    if not path.is_file():
+        return []
+    note = json.loads(path.read_text(encoding="utf-8"))
+    return [*note.pop("earlier_stages", []), note]
