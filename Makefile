@@ -11,7 +11,7 @@ env: $(VENV)/ready
 # several gigabytes; `make PIP_FLAGS="--extra-index-url URL"` can name a CPU build.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[lab,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[lab,train,dev]'
 	touch $@
 
 demo: env

@@ -8,7 +8,6 @@ Leaves out: the work itself, which lives in `dflash_lab.training`.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from pathlib import Path
@@ -126,8 +125,8 @@ def _run(arguments) -> int:
 
 
 def _write(arguments) -> int:
-    from dflash_lab.trace import environment
     from dflash_lab.training.corpus import write_corpus
+    from dflash_lab.training.own_corpus import corpus_header
     from dflash_lab.training.processes import processes_from_environment
     from dflash_lab.training.server import ChatServer, write_corpus_from_server
 
@@ -136,14 +135,7 @@ def _write(arguments) -> int:
     server = ChatServer(arguments.server, arguments.model) if arguments.server else None
     pair = _load(arguments, processes)
     prompts, source = _prompts(arguments, pair, processes)
-    template = str(getattr(pair.tokenizer, "chat_template", None) or "")
-    header = {
-        "target": pair.name,
-        "thinking": pair.thinking,
-        "chat_template_sha256": hashlib.sha256(template.encode("utf-8")).hexdigest(),
-        "prompt_source": source,
-        "versions": environment(),
-    }
+    header = corpus_header(pair, source)
     limit = arguments.time_limit
     settings = {
         "temperatures": _temperatures(arguments),
@@ -166,8 +158,6 @@ def _write(arguments) -> int:
             **settings,
         )
     else:
-        header["dtype"] = str(pair.target.dtype).removeprefix("torch.")
-        header["revision"] = getattr(pair.model.config, "_commit_hash", None)
         done = write_corpus(
             pair.target,
             prompts,
@@ -260,61 +250,22 @@ def _load(arguments, processes):
 
 
 def _prompts(arguments, pair, processes) -> tuple[list[dict], dict]:
-    from dflash_lab.training import prompt_sources as sources
+    from dflash_lab.training.own_corpus import find_prompts
+    from dflash_lab.training.prompt_sources import describe_skipped
 
-    count, limit = arguments.num_prompts, _longest_prompt(arguments, pair)
-    is_close = sources.held_out_test(pair)
-    name = arguments.prompts
-    common = {"is_close": is_close, "max_prompt_tokens": limit}
-    source = {"from": name, "seed": arguments.seed}
-    if name == "self":
-        count = count or 1000
-        draws = arguments.out.with_name(f"{arguments.out.name}.draws.jsonl")
-        prompts, skipped = sources.target_written_prompts(
-            pair,
-            draws,
-            count,
-            batch_size=arguments.batch_size or 64,
-            seed=arguments.seed,
-            processes=processes,
-            **common,
-        )
-    elif name == "generator":
-        count = count or 1000
-        held_out = sources.held_out_texts()
-        candidates = sources.generated_prompts(pair, arguments.seed, held_out)
-        prompts, skipped = sources.choose_prompts(
-            candidates, pair, count=count, **common
-        )
-        if len(prompts) < count:
-            raise DFlashLabError(
-                f"the generator has only {len(prompts)} of {count} prompts; lower "
-                "--num-prompts"
-            )
-    else:
-        candidates = sources.read_prompt_file(Path(name))
-        prompts, skipped = sources.choose_prompts(
-            candidates, pair, count=count, **common
-        )
-        digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()
-        source = {"from": Path(name).name, "sha256": digest}
+    prompts, source, skipped = find_prompts(
+        pair,
+        arguments.prompts,
+        arguments.out,
+        count=arguments.num_prompts,
+        max_prompt_tokens=arguments.max_prompt_tokens,
+        max_new_tokens=arguments.max_new_tokens,
+        seed=arguments.seed,
+        batch_size=arguments.batch_size or 64,
+        processes=processes,
+    )
     if processes.rank == 0:
-        left_out = sources.describe_skipped(skipped)
+        left_out = describe_skipped(skipped)
         note = f"; left out: {left_out}" if left_out else ""
         print(f"{len(prompts)} prompts{note}", file=sys.stderr)
     return prompts, source
-
-
-def _longest_prompt(arguments, pair) -> int | None:
-    """The tighter one of the option and of what the target's positions leave."""
-    limit = arguments.max_prompt_tokens
-    most = None if pair.target is None else pair.target.max_positions
-    if most is None:
-        return limit
-    room = most - arguments.max_new_tokens
-    if room < 1:
-        raise DFlashLabError(
-            f"--max-new-tokens {arguments.max_new_tokens} leaves no room for a prompt "
-            f"in the target's {most} positions"
-        )
-    return room if limit is None else min(limit, room)

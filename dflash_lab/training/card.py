@@ -22,14 +22,17 @@ from dflash_lab.training.trainer import Progress
 
 
 def run_facts(
-    config: TrainConfig, examples: Sequence[Example], headers: Sequence[dict]
+    config: TrainConfig,
+    corpora: Sequence[str],
+    examples: Sequence[Example],
+    headers: Sequence[dict],
 ) -> dict:
     """What is known before training: settings, data, versions, source tree."""
     return {
         "settings": asdict(config),
         "corpora": {
             Path(path).name: {"sha256": sha256_of(Path(path)), "header": header}
-            for path, header in zip(config.data.corpus, headers, strict=True)
+            for path, header in zip(corpora, headers, strict=True)
         },
         "answers": len(examples),
         "answer_tokens": sum(len(e.input_ids) - e.prompt_length for e in examples),

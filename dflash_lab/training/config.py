@@ -19,6 +19,8 @@ from dflash_lab.errors import DFlashLabError
 from dflash_lab.training.faults import find_faults
 from dflash_lab.training.losses import LOSSES
 
+PRECISIONS = ("no", "bf16")
+
 
 @dataclass(frozen=True)
 class DrafterSettings:
@@ -44,11 +46,32 @@ class DrafterSettings:
 
 
 @dataclass(frozen=True)
+class CorpusSettings:
+    """A corpus that the run writes itself, if `data.corpus` names none.
+
+    Args:
+        prompts: `generator`, `self` (written by the target), or a JSON Lines file.
+        num_prompts: how many; all of a file, 1000 of the others, if None.
+        temperatures: prompt i is answered at `temperatures[i % len]`.
+        max_new_tokens: per answer.
+        batch_size: rows decoded together.
+        seed: of prompts and draws.
+    """
+
+    prompts: str = "generator"
+    num_prompts: int | None = None
+    temperatures: list[float] = field(default_factory=lambda: [0.0])
+    max_new_tokens: int = 256
+    batch_size: int = 64
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """The texts of a run.
 
     Args:
-        corpus: files written by `dflash-lab corpus`.
+        corpus: files written by `dflash-lab corpus`; the run writes one if empty.
         max_length: tokens of a text at most.
         features: `offline` (computed once, kept on disk) or `online` (in each step).
         feature_folder: of offline features; inside the run's folder if None.
@@ -161,6 +184,7 @@ class TrainConfig:
     thinking: bool = False
     seed: int = 0
     drafter: DrafterSettings = field(default_factory=DrafterSettings)
+    corpus: CorpusSettings = field(default_factory=CorpusSettings)
     data: DataSettings = field(default_factory=DataSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -185,14 +209,14 @@ class TrainConfig:
             (self.objective.chunk, "objective.chunk", 1),
             (self.log.every, "log.every", 1),
             (self.log.eval_prompts, "log.eval_prompts", 1),
-            (self.optimizer.steps or 1, "optimizer.steps", 1),
+            (_or_one(self.optimizer.steps), "optimizer.steps", 1),
         ):
             if value < least:
                 raise DFlashLabError(f"{name} {value} must be {least} or more")
         for value, name in (
             (self.optimizer.epochs, "optimizer.epochs"),
             (self.optimizer.learning_rate, "optimizer.learning_rate"),
-            (self.optimizer.minutes or 1.0, "optimizer.minutes"),
+            (_or_one(self.optimizer.minutes), "optimizer.minutes"),
             (self.log.save_minutes, "log.save_minutes"),
         ):
             if value <= 0:
@@ -205,7 +229,8 @@ class TrainConfig:
         find_faults(self.faults)
 
 
-PRECISIONS = ("no", "bf16")
+def _or_one(value: float | None) -> float:
+    return 1 if value is None else value
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:

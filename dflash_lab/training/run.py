@@ -5,7 +5,7 @@
 Everything lands in the folder `out`: `config.yaml`, `metrics.jsonl`, `checkpoints/`,
 and at the end `drafter/` in the published form with its card.
 
-Leaves out: writing the corpus (`corpus.py`).
+Leaves out: the parts themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from dflash_lab.training.faults import find_faults
 from dflash_lab.training.feature_store import cache_features
 from dflash_lab.training.features import OfflineFeatures, OnlineFeatures
 from dflash_lab.training.objective import HeadRows, Objective
+from dflash_lab.training.own_corpus import write_own_corpus
 from dflash_lab.training.pipeline import Pipeline
+from dflash_lab.training.processes import Processes
 from dflash_lab.training.trainer import Trainer, latest_checkpoint
 
 # An unused row of the packaged target's table: `<empty_output>` occurs in no text.
@@ -78,17 +80,24 @@ def train(
             "another folder with out"
         )
     _check_same_run(config, out)
-    examples, headers = load_examples(config.data.corpus, config.data.max_length)
+    # What is wrong with a named corpus is said before the target is loaded.
+    corpora = list(config.data.corpus)
+    if corpora:
+        load_examples(corpora, config.data.max_length)
+    accelerator = make_accelerator(config)
+    if pair is None:
+        pair = _load_target(config, accelerator.device)
+    drafter = make_drafter(config, pair)
+    if not corpora:
+        corpora = [str(out / "corpus.jsonl")]
+        write_own_corpus(pair, Path(corpora[0]), config.corpus, _processes(accelerator))
+    examples, headers = load_examples(corpora, config.data.max_length)
+    _check_texts_fit(pair, headers)
     faults = find_faults(config.faults)
     for fault in faults:
         if fault.on_texts is not None:
             examples = fault.on_texts(examples)
-    accelerator = make_accelerator(config)
-    if pair is None:
-        pair = _load_target(config, accelerator.device)
-    _check_texts_fit(pair, headers)
-    drafter = make_drafter(config, pair)
-    facts = run_facts(config, examples, headers)
+    facts = run_facts(config, corpora, examples, headers)
     if accelerator.is_main_process:
         write_text_atomically(out / "config.yaml", to_yaml(config))
         if config.log.tracker:
@@ -233,6 +242,15 @@ def _load_target(config: TrainConfig, device: torch.device) -> Pair:
         device=device,
         with_drafter=False,
         thinking=config.thinking,
+    )
+
+
+def _processes(accelerator) -> Processes:
+    return Processes(
+        accelerator.process_index,
+        accelerator.num_processes,
+        accelerator.local_process_index,
+        accelerator.wait_for_everyone,
     )
 
 
