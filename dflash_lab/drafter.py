@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from dflash_lab.attention import Mask
 from dflash_lab.cache import PositionCache
 from dflash_lab.checkpoint import find_checkpoint, read_checkpoint, write_checkpoint
 from dflash_lab.config import DFlashConfig
@@ -91,7 +92,7 @@ class DFlashDraftModel(nn.Module):
         noise_embedding: Tensor,
         target_hidden: Tensor,
         position_ids: Tensor,
-        attention_mask: Tensor | dict[str, Tensor] | None = None,
+        attention_mask: Mask | dict[str, Mask] | None = None,
     ) -> Tensor:
         """One pass without a cache: training, and the reference for decoding.
 
@@ -99,8 +100,9 @@ class DFlashDraftModel(nn.Module):
             noise_embedding: (B, N*K, D), embedded blocks.
             target_hidden: (B, S, n*D), features of the context.
             position_ids: (B, S + N*K) int64, context positions, then block positions.
-            attention_mask: (B, 1, N*K, S + N*K) bool, or one for each layer type; None
-                if everything is visible (one block right behind its context).
+            attention_mask: (B, 1, N*K, S + N*K) bool or another form that `attend`
+                takes, or one for each layer type; None if everything is visible (one
+                block right behind its context).
 
         Returns:
             (B, N*K, D), normed hidden states ready for the target's head. Row j of a
@@ -199,7 +201,7 @@ class DFlashDraftModel(nn.Module):
         cos: Tensor,
         sin: Tensor,
         contexts: list[KeyValue],
-        masks: Tensor | dict[str, Tensor] | None,
+        masks: Mask | dict[str, Mask] | None,
     ) -> Tensor:
         for kind, layer, context in zip(
             self.config.layer_types, self.layers, contexts, strict=True

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dflash_lab.attention import attend
+from dflash_lab.attention import Mask, attend
 from dflash_lab.config import DFlashConfig
 
 KeyValue = tuple[Tensor, Tensor]
@@ -70,7 +70,7 @@ class DFlashAttention(nn.Module):
         cos: Tensor,
         sin: Tensor,
         context: KeyValue,
-        mask: Tensor | None,
+        mask: Mask | None,
     ) -> Tensor:
         batch, rows, _ = x.shape
         queries = self.q_norm(self.q_proj(x).view(batch, rows, self.heads, -1))
@@ -112,7 +112,7 @@ class DFlashLayer(nn.Module):
         cos: Tensor,
         sin: Tensor,
         context: KeyValue,
-        mask: Tensor | None,
+        mask: Mask | None,
     ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, mask)
         return x + self.mlp(self.post_attention_layernorm(x))

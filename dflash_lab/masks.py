@@ -22,6 +22,7 @@ def anchor_block_mask(
     causal: bool = False,
     window: int | None = None,
     valid: Tensor | None = None,
+    with_blocks: bool = True,
 ) -> Tensor:
     """Mask of N blocks over a shared context followed by the blocks themselves.
 
@@ -32,6 +33,7 @@ def anchor_block_mask(
         causal: whether a block row sees only block rows up to itself.
         window: a row at position p sees context positions c with p - c < window.
         valid: (B, N) bool; rows of an invalid block see nothing.
+        with_blocks: False leaves the N*K columns of the blocks out.
 
     Returns:
         (B, 1, N*K, S + N*K) bool, True where attention is allowed (paper section 4.2
@@ -49,13 +51,21 @@ def anchor_block_mask(
     if window is not None:
         sees_context = sees_context & (position - context < window)
 
-    sees_block = block[:, None] == block[None, :]  # (N*K, N*K)
-    if causal:
-        sees_block = sees_block & (offset[None, :] <= offset[:, None])
-    mask = torch.cat([sees_context, sees_block.expand(batch, -1, -1)], dim=-1)
+    mask = sees_context
+    if with_blocks:
+        sees_block = _same_block(block, offset, causal).expand(batch, -1, -1)
+        mask = torch.cat([sees_context, sees_block], dim=-1)
     if valid is not None:
         mask = mask & valid.repeat_interleave(block_size, dim=1)[..., None]
     return mask[:, None]
+
+
+def _same_block(block: Tensor, offset: Tensor, causal: bool) -> Tensor:
+    """(N*K, N*K) bool."""
+    sees_block = block[:, None] == block[None, :]  # (N*K, N*K)
+    if causal:
+        sees_block = sees_block & (offset[None, :] <= offset[:, None])
+    return sees_block
 
 
 def block_position_ids(anchor_positions: Tensor, block_size: int) -> Tensor:

@@ -138,6 +138,18 @@ def test_missing_stores_and_missing_head_inputs_are_refused(tmp_path):
         OfflineFeatures(tmp_path / "f", with_head_inputs=True)
 
 
+def test_a_store_with_head_inputs_serves_without(tmp_path):
+    target, folder = random_target(0), tmp_path / "f"
+    store(target, folder, head_inputs=True)
+    before = shards(folder)
+    hidden, last = store(target, folder).batch([0], padded([0]))
+    assert last is None and hidden.shape == (1, 3, 64)
+    assert shards(folder) == before
+    assert (
+        store(target, folder, head_inputs=True).batch([0], padded([0]))[1] is not None
+    )
+
+
 def test_too_little_room_is_said_before_any_work(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(100, 90, 10))

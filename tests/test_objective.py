@@ -13,7 +13,7 @@ from conftest import random_drafter, random_target, training_texts
 from reference import decayed_loss, dpace_weights_plainly, generate_greedily
 from torch.nn.attention.flex_attention import create_mask
 
-from dflash_lab.attention import attend, flex_block_mask
+from dflash_lab.attention import attend, flex_block_mask, split_block_mask
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.masks import anchor_block_mask
 from dflash_lab.proposers import DFlash
@@ -144,7 +144,7 @@ def test_texts_without_an_anchor_are_dropped_and_long_ones_cut(tmp_path):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
-def test_flex_mask_equals_the_boolean_one(causal, window):
+def test_mask_backends_equal_the_boolean_one(causal, window):
     anchors = torch.tensor([[1, 2, 9, 0], [4, 7, 0, 0]])
     valid = torch.tensor([[True, True, True, False], [True, True, False, False]])
     options = {"causal": causal, "window": window, "valid": valid}
@@ -162,7 +162,18 @@ def test_flex_mask_equals_the_boolean_one(causal, window):
         warnings.simplefilter("ignore")  # unfused on a CPU, which is meant here
         found = attend(q, k, v, flex)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    split = split_block_mask(anchors, 12, 5, **options)
     seen = valid.repeat_interleave(5, dim=1)
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    twins = [x.clone().requires_grad_() for x in (q, k, v)]
+    parts = attend(*inputs, split).transpose(1, 2)[seen]
+    whole = attend(*twins, mask).transpose(1, 2)[seen]
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
+    weight = torch.randn(whole.shape, generator=noise)
+    (parts * weight).sum().backward()
+    (whole * weight).sum().backward()
+    for one, two in zip(inputs, twins, strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-5)
     assert not expected[~seen[:, None].expand(-1, 4, -1)].any()
 
 

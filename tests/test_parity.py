@@ -136,7 +136,7 @@ def trained(tmp_path, fault=None, steps=220):
     target = random_target(0)
     drafter = type(result.drafter).from_pretrained(result.folder, torch.float32)
     prompts = [e.input_ids[:3] for e in training_texts(target)]
-    return Examination(drafter, target, prompts, max_new_tokens=24), result
+    return Examination.of_prompts(drafter, target, prompts, max_new_tokens=24), result
 
 
 def test_a_sound_drafter_passes_the_examination(tmp_path):
@@ -168,7 +168,7 @@ def test_walking_the_drafts_gives_the_loops_tau():
     target = random_target(0)
     drafter = random_drafter(target)
     prompts = [e.input_ids[:3] for e in training_texts(target)]
-    examination = Examination(drafter, target, prompts, max_new_tokens=24)
+    examination = Examination.of_prompts(drafter, target, prompts, max_new_tokens=24)
     walked = examination.walked_tau(examination.drafts())
     assert walked == pytest.approx(examination.tau, rel=1e-6)
 

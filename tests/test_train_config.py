@@ -35,6 +35,8 @@ def test_every_field_can_be_overridden_and_read_back(tmp_path):
         "target": "folder",
         "drafter.target_layer_ids": [1, 2],
         "drafter.init_from": "folder",
+        "drafter.init_layers": [0],
+        "optimizer.clock": "cpu",
         "data.feature_folder": "folder",
         "log.tracker": "tensorboard",
         "faults": ["label_shift"],

@@ -58,24 +58,40 @@ class Examination:
     Args:
         drafter: in the target's dtype.
         target: its target.
-        prompts: token ids that the target answers greedily.
-        stop_token_ids: end an answer.
-        max_new_tokens: per answer.
+        examples: prompts with the target's greedy answers.
+        tau: that the loop measured on them, if it did.
 
     Raises:
-        DFlashLabError: drafter and target do not fit, or all answers are too short.
+        DFlashLabError: drafter and target do not fit.
     """
 
     def __init__(
         self,
         drafter: DFlashDraftModel,
         target: Target,
+        examples: Sequence[Example],
+        tau: float | None = None,
+    ):
+        check_pair(drafter, target)
+        self.drafter, self.target, self.tau = drafter, target, tau
+        self.examples = list(examples)
+        self.objective = Objective(drafter, target, HeadRows(target)).eval()
+
+    @classmethod
+    def of_prompts(
+        cls,
+        drafter: DFlashDraftModel,
+        target: Target,
         prompts: Sequence[Sequence[int]],
         stop_token_ids: Sequence[int] = (),
         max_new_tokens: int = 96,
-    ):
+    ) -> Examination:
+        """Let the pair answer prompts (token ids) greedily, and examine that.
+
+        Raises:
+            DFlashLabError: all answers are shorter than a block.
+        """
         check_pair(drafter, target)
-        self.drafter, self.target = drafter, target
         generation = speculative_generate(
             target,
             DFlash(drafter),
@@ -83,18 +99,17 @@ class Examination:
             max_new_tokens=max_new_tokens,
             stop_token_ids=stop_token_ids,
         )
-        self.examples, lengths = [], []
+        examples, lengths = [], []
         for row, answer in enumerate(generation.output_ids):
             if len(answer) > drafter.config.block_size:
                 prompt = prompts[row]
-                self.examples.append(Example([*prompt, *answer], len(prompt)))
+                examples.append(Example([*prompt, *answer], len(prompt)))
                 lengths += generation.trace.acceptance_lengths[row]
-        if not self.examples:
+        if not examples:
             raise DFlashLabError(
                 "every answer of the target is shorter than a block; give other prompts"
             )
-        self.tau = sum(lengths) / len(lengths)
-        self.objective = Objective(drafter, target, HeadRows(target)).eval()
+        return cls(drafter, target, examples, sum(lengths) / len(lengths))
 
     def batch(self, target_layer_ids: Sequence[int] | None = None) -> TrainingBatch:
         """All candidate anchors of all texts, with features of these layers."""
@@ -126,8 +141,8 @@ class Examination:
             right[row] = logits.argmax(-1) == labels[row]
         return _Drafts(right, batch.blocks.label_mask[..., 1:])
 
-    def walked_tau(self, drafts: _Drafts) -> float:
-        """Tau of a loop that walks the texts with these drafts."""
+    def walk(self, drafts: _Drafts) -> list[int]:
+        """Acceptance lengths of a loop that walks the texts with these drafts."""
         lengths = []
         anchors = self.batch().blocks
         for row, example in enumerate(self.examples):
@@ -145,6 +160,11 @@ class Examination:
                 length = min(int(good.sum()) + 1, end - 1 - position)
                 lengths.append(length)
                 position += length
+        return lengths
+
+    def walked_tau(self, drafts: _Drafts) -> float:
+        """Mean of `walk`."""
+        lengths = self.walk(drafts)
         return sum(lengths) / max(1, len(lengths))
 
 

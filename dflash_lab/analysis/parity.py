@@ -123,7 +123,7 @@ def check_masks(batch: TrainingBatch, pipeline: Pipeline) -> Check:
     length = batch.target_hidden.shape[1]
     for kind, mask in batch.masks.items():
         if not isinstance(mask, Tensor):
-            return Check(name, True, "a FlexAttention mask, equal by its own test")
+            continue  # made by the library in one piece, equal by test
         right = anchor_block_mask(
             batch.blocks.anchor_positions,
             length,

@@ -45,7 +45,7 @@ def run(arguments) -> int:
 
     pair = _load(arguments)
     prompts = _prompts(arguments, pair)
-    examination = Examination(
+    examination = Examination.of_prompts(
         pair.drafter,
         pair.target,
         prompts,

@@ -14,14 +14,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
-from dflash_lab.attention import flex_block_mask
+from dflash_lab.attention import Mask, flex_block_mask, split_block_mask
 from dflash_lab.config import DFlashConfig
 from dflash_lab.masks import anchor_block_mask, block_position_ids
 from dflash_lab.training.anchors import Blocks, make_blocks, select_anchors
 
-Masks = dict[str, Tensor | BlockMask]
+Masks = dict[str, Mask]
+BACKENDS = {
+    "sdpa": anchor_block_mask,
+    "split": split_block_mask,
+    "flex": flex_block_mask,
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class TrainingBatch:
         blocks: inputs and labels.
         target_hidden: (B, S, n*D), features of the texts.
         position_ids: (B, S + N*K) int64, context positions, then block positions.
-        masks: for each layer type, (B, 1, N*K, S + N*K) bool or a `BlockMask`.
+        masks: for each layer type, in one of the forms that `attend` takes.
         teacher: (B, N, K-1, D), the target's head inputs one position before each
             label, or None.
     """
@@ -64,7 +68,7 @@ def build_batch(
     num_anchors: int,
     *,
     head_inputs: Tensor | None = None,
-    flex: bool = False,
+    backend: str = "sdpa",
     device: torch.device | str = "cpu",
 ) -> TrainingBatch:
     """Draw anchors and lay out blocks, positions and masks.
@@ -77,7 +81,7 @@ def build_batch(
         scores: (B, S) float32 uniform, from which anchors are drawn.
         num_anchors: N, most anchors per text.
         head_inputs: (B, S, D), what the target's head reads, for distillation.
-        flex: FlexAttention masks instead of boolean ones.
+        backend: form of the masks, one of `BACKENDS`.
         device: where the passes run.
     """
     anchors, valid = select_anchors(loss_mask, num_anchors, scores)
@@ -94,16 +98,16 @@ def build_batch(
         blocks,
         target_hidden,
         torch.cat([context, block_positions], dim=1),
-        layer_masks(config, anchors.to(device), length, valid.to(device), flex),
+        layer_masks(config, anchors.to(device), length, valid.to(device), backend),
         teacher,
     ).to(torch.device(device))
 
 
 def layer_masks(
-    config: DFlashConfig, anchors: Tensor, length: int, valid: Tensor, flex: bool
+    config: DFlashConfig, anchors: Tensor, length: int, valid: Tensor, backend: str
 ) -> Masks:
     """One mask for each kind of layer (see `anchor_block_mask`)."""
-    make = flex_block_mask if flex else anchor_block_mask
+    make = BACKENDS[backend]
     return {
         kind: make(
             anchors,

@@ -34,6 +34,8 @@ class DrafterSettings:
         mask_token_id: an unused row of the embedding table; the pair's own if None.
         conditioning: `kv` as in the paper, or `none` for a drafter without features.
         init_from: a drafter folder to go on from; it decides the shape.
+        init_layers: target layers, one for each drafter layer, whose weights a fresh
+            drafter starts with where their shapes agree.
     """
 
     num_hidden_layers: int = 5
@@ -43,6 +45,7 @@ class DrafterSettings:
     mask_token_id: int | None = None
     conditioning: str = "kv"
     init_from: str | None = None
+    init_layers: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,10 @@ class ObjectiveSettings:
             whole vocabulary if None.
         extra_negatives: other candidates that join each step, if `head_tokens` is set.
         chunk: rows whose logits exist at a time.
-        attention: `sdpa`, `flex` (CUDA), or `auto`.
+        attention: `sdpa`, `split`, `flex` (CUDA), or `auto` (see `attention.py`).
         mixed_precision: `no` or `bf16` (autocast; weights and optimiser in float32).
+        compile: fuse the drafter's pass with torch.compile, which takes a minute once
+            and on a CPU needs a C++ compiler.
     """
 
     loss: str = "ce"
@@ -111,6 +116,7 @@ class ObjectiveSettings:
     chunk: int = 512
     attention: str = "auto"
     mixed_precision: str = "no"
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,9 +130,10 @@ class OptimizerSettings:
         max_grad_norm: gradient clipping.
         epochs: passes over the corpus.
         steps: optimiser steps, in place of `epochs`.
-        minutes: wall-clock budget; the schedule then follows the clock, so that a run
-            on a busy machine still ends with a small learning rate. Such a run can be
+        minutes: budget of time; the schedule then follows the clock, so that a run on
+            a busy machine still ends with a small learning rate. Such a run can be
             resumed, but is not repeatable bit by bit.
+        clock: of `minutes`: `wall`, or `cpu` for processor time over all threads.
     """
 
     learning_rate: float = 6e-4
@@ -136,6 +143,7 @@ class OptimizerSettings:
     epochs: float = 6.0
     steps: int | None = None
     minutes: float | None = None
+    clock: str = "wall"
 
 
 @dataclass(frozen=True)
@@ -194,10 +202,15 @@ class TrainConfig:
     def __post_init__(self):
         for value, name, known in (
             (self.objective.loss, "objective.loss", LOSSES),
-            (self.objective.attention, "objective.attention", ("auto", "sdpa", "flex")),
+            (
+                self.objective.attention,
+                "objective.attention",
+                ("auto", "sdpa", "split", "flex"),
+            ),
             (self.objective.mixed_precision, "objective.mixed_precision", PRECISIONS),
             (self.data.features, "data.features", ("offline", "online")),
             (self.drafter.conditioning, "drafter.conditioning", ("kv", "none")),
+            (self.optimizer.clock, "optimizer.clock", ("wall", "cpu")),
         ):
             if value not in known:
                 raise DFlashLabError(f"{name} {value!r}; choose {' or '.join(known)}")

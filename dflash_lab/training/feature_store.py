@@ -68,6 +68,9 @@ def cache_features(
         DFlashLabError: too little room on the disk, before any work is done.
     """
     folder = Path(folder)
+    index, asked = read_index(folder), head_inputs
+    # A store that holds more than is asked for serves as well.
+    head_inputs = head_inputs or bool(index and index["head_inputs"])
     source = OnlineFeatures(target, target_layer_ids, head_inputs)
     made_of = {
         "target": target.fingerprint(),
@@ -107,7 +110,7 @@ def cache_features(
         _write_index(folder, made_of, kept, complete=False)
     progress.close()
     _write_index(folder, made_of, kept, complete=True)
-    return OfflineFeatures(folder, head_inputs, verify=False)
+    return OfflineFeatures(folder, asked, verify=False)
 
 
 def _whole_shards(folder: Path, made_of: dict, wanted: list[str]) -> dict[int, dict]:

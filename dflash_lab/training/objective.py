@@ -10,6 +10,7 @@ Leaves out: optimisation (`trainer.py`).
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dflash_lab.drafter import DFlashDraftModel
+from dflash_lab.errors import DFlashLabError
 from dflash_lab.target import Target
 from dflash_lab.training.batch import TrainingBatch
 from dflash_lab.training.dataset import Example
@@ -112,6 +114,7 @@ class Objective(nn.Module):
     ):
         super().__init__()
         self.drafter, self.kind, self.chunk = drafter, kind, chunk
+        self._pass = drafter.forward
         # In a tuple, so that they are neither parameters nor part of a state dict.
         self._frozen = (target.embedding_table.detach(), head_rows)
         width = drafter.fc.in_features
@@ -129,7 +132,7 @@ class Objective(nn.Module):
         ids = batch.blocks.input_ids  # (B, N, K)
         noise = F.embedding(ids.flatten(1), table).to(self.decay.dtype)
         noise = noise * self.drafter.config.input_embedding_scale
-        hidden = self.drafter(
+        hidden = self._pass(
             noise.to(self.drafter.dtype),
             self._scaled(batch.target_hidden),
             batch.position_ids,
@@ -165,6 +168,21 @@ class Objective(nn.Module):
             chunk=self.chunk,
         )
         return sums.loss, sums.weight, sums.right, sums.total
+
+    def compile_pass(self) -> None:
+        """Fuse the drafter's pass; the first step then takes about a minute.
+
+        Raises:
+            DFlashLabError: no C++ compiler, which a CPU needs.
+        """
+        if self.decay.device.type == "cpu" and not any(
+            map(shutil.which, ("g++", "clang++", "c++"))
+        ):
+            raise DFlashLabError(
+                "objective.compile needs a C++ compiler on a CPU; install g++, or set "
+                "it to false"
+            )
+        self._pass = torch.compile(self.drafter.forward, dynamic=True)
 
     def sums(self, batch: TrainingBatch, step: int = 0) -> LossSums:
         """`forward` by name."""

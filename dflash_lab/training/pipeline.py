@@ -28,7 +28,7 @@ class Pipeline:
         seed: of order and anchors.
         accumulation: passes that a process makes for a step.
         faults: bugs to switch on.
-        flex: FlexAttention masks.
+        backend: form of the masks, see `batch.BACKENDS`; faults need `sdpa`.
         device: where the passes run.
     """
 
@@ -43,12 +43,12 @@ class Pipeline:
         seed: int = 0,
         accumulation: int = 1,
         faults: Iterable[Fault] = (),
-        flex: bool = False,
+        backend: str = "sdpa",
         device: torch.device | str = "cpu",
     ):
         self.config, self.examples, self.features = config, examples, features
         self.num_anchors, self.seed, self.accumulation = num_anchors, seed, accumulation
-        self.faults, self.flex, self.device = tuple(faults), flex, device
+        self.faults, self.backend, self.device = tuple(faults), backend, device
         lengths = [len(example.input_ids) for example in examples]
         self.plan = BatchPlan(lengths, batch_size, seed)
 
@@ -90,7 +90,7 @@ class Pipeline:
             scores,
             self.num_anchors,
             head_inputs=head_inputs,
-            flex=self.flex,
+            backend=self.backend,
             device=self.device,
         )
         for fault in self.faults:

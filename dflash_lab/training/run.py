@@ -11,12 +11,14 @@ Leaves out: the parts themselves.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from dflash_lab.analysis.parity import check_training, require
+from dflash_lab.conditioning import find_decoder_layers
 from dflash_lab.config import DFlashConfig
 from dflash_lab.drafter import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
@@ -115,7 +117,7 @@ def train(
         seed=config.seed,
         accumulation=config.data.accumulation,
         faults=faults,
-        flex=_flex(config, accelerator.device),
+        backend=_backend(config, accelerator.device),
         device=accelerator.device,
     )
     objective = Objective(
@@ -148,6 +150,9 @@ def train(
         write_text_atomically(out / "checks.txt", text + "\n")
         # A fault that was asked for must not stop the run that studies it.
         require([] if faults else checks)
+
+    if config.objective.compile:
+        objective.compile_pass()
 
     def evaluate(exported: DFlashDraftModel) -> dict[str, float]:
         return held_out_tau(
@@ -215,7 +220,40 @@ def make_drafter(config: TrainConfig, pair: Pair) -> DFlashDraftModel:
     drafter = DFlashDraftModel(drafter_config)
     drafter.init_weights(torch.Generator().manual_seed(config.seed))
     check_pair(drafter, pair.target)
+    if settings.init_layers:
+        copy_target_layers(drafter, pair, settings.init_layers)
     return drafter
+
+
+def copy_target_layers(
+    drafter: DFlashDraftModel, pair: Pair, layers: Sequence[int]
+) -> None:
+    """Start drafter layers, and the final norm, with weights of the target.
+
+    Args:
+        drafter: changed in place.
+        pair: the target.
+        layers: a target layer for each drafter layer. What a target layer does not
+            have (norms of queries and keys in Llama) stays as it was.
+
+    Raises:
+        DFlashLabError: not one for each drafter layer, or no such layer.
+    """
+    own = find_decoder_layers(pair.target.model)
+    if len(layers) != len(drafter.layers) or not all(0 <= i < len(own) for i in layers):
+        raise DFlashLabError(
+            f"drafter.init_layers {list(layers)} must name one of the target's "
+            f"{len(own)} layers for each of the drafter's {len(drafter.layers)}"
+        )
+    with torch.no_grad():
+        for layer, number in zip(drafter.layers, layers, strict=True):
+            weights = dict(own[number].named_parameters())
+            for name, parameter in layer.named_parameters():
+                if name in weights and weights[name].shape == parameter.shape:
+                    parameter.copy_(weights[name])
+        norm = getattr(pair.target.model.base_model, "norm", None)
+        if norm is not None and norm.weight.shape == drafter.norm.weight.shape:
+            drafter.norm.weight.copy_(norm.weight)
 
 
 def _own_mask_id(pair: Pair) -> int:
@@ -297,13 +335,20 @@ def _features(config, pair: Pair, examples, layers, accelerator):
     return OfflineFeatures(folder, kl, verify=False)
 
 
-def _flex(config: TrainConfig, device: torch.device) -> bool:
+def _backend(config: TrainConfig, device: torch.device) -> str:
     asked = config.objective.attention
     if asked == "flex" and device.type != "cuda":
         raise DFlashLabError(
-            f"FlexAttention trains on CUDA only, not on {device}; use attention: sdpa"
+            f"FlexAttention trains on CUDA only, not on {device}; use attention: auto"
         )
-    return asked == "flex" or (asked == "auto" and device.type == "cuda")
+    if asked != "auto":
+        return asked
+    if config.faults:
+        return "sdpa"  # the only form that faults can bend
+    if device.type == "cuda":
+        return "flex"
+    # Compiled for a CPU, the split products run slower than the ready-made kernel.
+    return "sdpa" if config.objective.compile else "split"
 
 
 def _stages(folder: Path) -> list[dict]:

@@ -199,11 +199,13 @@ class Trainer:
 
     @property
     def share_done(self) -> float:
-        """Finished share of the run, 0..1, by steps or by the clock."""
+        """Finished share of the run, 0..1, by steps or by a clock."""
         share = self.progress.step / self.steps
         minutes = self.config.optimizer.minutes
         if minutes is not None:
-            share = max(share, self.progress.seconds / (60 * minutes))
+            cpu = self.config.optimizer.clock == "cpu"
+            spent = self.progress.cpu_seconds if cpu else self.progress.seconds
+            share = max(share, spent / (60 * minutes))
         return min(1.0, share)
 
     @property
@@ -216,12 +218,14 @@ class Trainer:
         world = self.accelerator.num_processes
         if world == 1:
             return
+        clocks = [self.progress.seconds, self.progress.cpu_seconds]
         mine = torch.tensor(
-            [float(self._stop), self.progress.seconds], device=self.accelerator.device
+            [float(self._stop), *clocks], device=self.accelerator.device
         )
-        both = self.accelerator.reduce(mine, "sum")
-        self._stop = bool(both[0] > 0)
-        self.progress.seconds = float(both[1]) / world
+        all_of_them = self.accelerator.reduce(mine, "sum")
+        self._stop = bool(all_of_them[0] > 0)
+        self.progress.seconds = float(all_of_them[1]) / world
+        self.progress.cpu_seconds = float(all_of_them[2]) / world
 
     def _report(self, sums: list[dict], log: MetricLog | None, progress) -> dict:
         """Metric line of the steps since the last one, when it is due."""
