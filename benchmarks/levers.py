@@ -1,6 +1,6 @@
 """What buys tau per CPU-hour on the smol pair: one change at a time, equal CPU time.
 
-    python benchmarks/levers.py prepare --work W CORPUS [CORPUS ...]
+    python benchmarks/levers.py prepare CORPUS [CORPUS ...] --work W
     python benchmarks/levers.py run --work W --cpu-minutes 12 [--only NAME ...]
 
 `prepare` lets the target answer the held-out prompts greedily, once. `run` trains each
