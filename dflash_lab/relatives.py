@@ -5,7 +5,7 @@ and often tensor shapes with DFlash v1, but their slots predict other positions,
 their layers hold more. Loaded as DFlash v1 they would run and draft nonsense, so they
 are refused by name.
 
-Leaves out: converting them.
+Leaves out: converting them; speculators' format is (`export.py`).
 """
 
 from __future__ import annotations
@@ -52,10 +52,15 @@ def refuse_relatives(config: dict, own: dict) -> None:
         for place in (config, own):
             value = place.get(name)
             if value is not None and value not in harmless:
+                way_out = (
+                    "convert it with `dflash-lab export` first"
+                    if family == "speculators"
+                    else "its slots or layers mean another thing than those of DFlash "
+                    "v1, so it is not supported"
+                )
                 raise DFlashLabError(
                     f"config.json sets {name}={value!r}, which marks a {family} "
-                    "checkpoint; its slots or layers mean another thing than those of "
-                    "DFlash v1, so it is not supported"
+                    f"checkpoint; {way_out}"
                 )
     if architectures and "DFlashDraftModel" not in architectures:
         raise DFlashLabError(
