@@ -1,0 +1,88 @@
+"""The family of tiny drafters that the lessons compare: alike but for one thing each.
+
+    python benchmarks/tiny_family.py --work W [--steps 1200] [--only NAME ...]
+
+All share `configs/tiny.yaml`, one corpus and the same number of blocks. Each member is
+left in `data/checkpoints/tiny-family/NAME` with card and metrics, and its held-out tau
+goes to `benchmarks/results/tiny_family.jsonl`. Members that have a line are skipped.
+
+Leaves out: repetitions with other seeds, but for one (`again`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from dflash_lab.training.config import load_config
+from dflash_lab.training.faults import FAULTS
+from dflash_lab.training.run import train
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "tiny_family.jsonl"
+SHIPPED = ROOT / "data" / "checkpoints" / "tiny-family"
+
+# name -> (what is different, overrides)
+MEMBERS = {
+    "base": ("1 layer, K=8, features as keys and values", []),
+    "again": ("another seed", ["seed=1"]),
+    "layers-2": ("2 layers", ["drafter.num_hidden_layers=2"]),
+    "layers-3": ("3 layers", ["drafter.num_hidden_layers=3"]),
+    "block-4": ("K=4", ["drafter.block_size=4"]),
+    "block-16": ("K=16", ["drafter.block_size=16"]),
+    "no-features": ("no target features", ["drafter.conditioning=none"]),
+    "loss-kl": ("the target's whole law", ["objective.loss=kl"]),
+    "loss-dpace": ("D-PACE weights", ["objective.loss=dpace"]),
+} | {
+    f"fault-{name.replace('_', '-')}": (fault.what, [f"faults=[{name}]"])
+    for name, fault in FAULTS.items()
+}
+
+
+def main() -> None:
+    """Parse the command line and train the members that are missing."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--only", nargs="*")
+    arguments = parser.parse_args()
+    done = set()
+    if RESULTS.exists():
+        lines = RESULTS.read_text(encoding="utf-8").splitlines()
+        done = {json.loads(line)["name"] for line in lines}
+    corpus = arguments.work / "base" / "corpus.jsonl"
+    for name in arguments.only or MEMBERS:
+        if name in done:
+            continue
+        what, changes = MEMBERS[name]
+        overrides = [
+            f"out={arguments.work / name}",
+            f"optimizer.steps={arguments.steps}",
+        ]
+        if name != "base":  # the first member writes the corpus
+            overrides.append(f"data.corpus=[{corpus}]")
+        if "layer-ids" not in name and name != "loss-kl" and "off-policy" not in name:
+            overrides.append(f"data.feature_folder={arguments.work / 'features'}")
+        config = load_config(ROOT / "configs" / "tiny.yaml", overrides + changes)
+        result = train(config, resume=True)
+        folder = SHIPPED / name
+        shutil.copytree(result.folder, folder, dirs_exist_ok=True)
+        shutil.copy(Path(config.out) / "metrics.jsonl", folder / "metrics.jsonl")
+        line = {
+            "name": name,
+            "what": what,
+            "steps": result.facts["steps"],
+            "blocks": result.facts["blocks_seen"],
+            "parameters": result.facts["parameters"],
+            "cpu_hours": result.facts["training_cpu_hours"],
+            "held_out_tau": result.facts["held_out_tau"],
+        }
+        with open(RESULTS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
