@@ -31,9 +31,9 @@ from dflash_lab.pairs import load_pair
 from dflash_lab.trace import environment, write_text_atomically
 from dflash_lab.training.dataset import Example
 from dflash_lab.training.features import OnlineFeatures
+from dflash_lab.training.first_drafter import SMOL_MASK_ID
 from dflash_lab.training.objective import HeadRows, Objective
 from dflash_lab.training.pipeline import Pipeline
-from dflash_lab.training.run import SMOL_MASK_ID
 
 RESULTS = Path(__file__).parent / "results" / "training_step.json"
 

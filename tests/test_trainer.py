@@ -401,3 +401,44 @@ def test_schedule(tmp_path):
     assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:])[::-1]
     assert rates[10] == 1.0 and 0 < rates[0] < 0.1
     assert rates[55] == pytest.approx(0.5) and rates[100] == pytest.approx(0, abs=1e-9)
+
+
+def test_layers_start_as_the_targets(tmp_path):
+    from dflash_lab.training.first_drafter import make_drafter
+
+    values = settings(tmp_path)
+    values["drafter"]["init_layers"] = [3, 0]
+    pair = bare_pair()
+    drafter = make_drafter(from_dict(values), pair)
+    own = pair.target.model.model
+    for layer, number in zip(drafter.layers, (3, 0), strict=True):
+        weight = layer.self_attn.q_proj.weight
+        assert torch.equal(weight, own.layers[number].self_attn.q_proj.weight)
+        assert weight is not own.layers[number].self_attn.q_proj.weight
+    assert torch.equal(drafter.norm.weight, own.norm.weight)
+    for wrong in ([3], [3, 5], [-1, 0]):
+        values["drafter"]["init_layers"] = wrong
+        with pytest.raises(DFlashLabError, match="init_layers"):
+            make_drafter(from_dict(values), pair)
+
+
+def test_the_processor_clock_ends_training(tmp_path):
+    budget = {"steps": None, "minutes": 0.01, "clock": "cpu"}
+    result = run(tmp_path, optimizer=budget)
+    assert result.finished and 0 < result.facts["steps"] < 10**6
+
+
+def test_a_compiled_pass_is_the_same_pass(tmp_path, monkeypatch):
+    from dflash_lab.training import objective as module
+
+    compiled = []
+
+    def compile(forward, dynamic):
+        compiled.append(dynamic)
+        return forward
+
+    monkeypatch.setattr(module.torch, "compile", compile)
+    assert run(tmp_path, objective={"compile": True}).finished and compiled == [True]
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    with pytest.raises(DFlashLabError, match=r"C\+\+ compiler"):
+        run(tmp_path / "none", objective={"compile": True})
