@@ -5,7 +5,7 @@ which scores a block's rows against the context and their own block only, not ag
 the N - 1 other blocks; or a FlexAttention `BlockMask`, which never forms the matrix of
 scores and skips its empty tiles. All state the rule of `masks.anchor_block_mask`.
 
-Leaves out: choosing between them (`training/objective.py`). FlexAttention trains on
+Leaves out: choosing between them (`training/run.py`). FlexAttention trains on
 CUDA only; on a CPU it has no backward and serves for tests.
 """
 

@@ -158,8 +158,8 @@ def load_pair(
         name or str(target),
         Target(model),
         draft_model,
-        _load_tokenizer(target),
-        _stop_token_ids(model),
+        load_tokenizer(target),
+        find_stop_token_ids(model),
         _prompt_sets(name),
         thinking,
     )
@@ -220,7 +220,8 @@ def _load_model(source: str | Path, dtype: torch.dtype, device) -> nn.Module:
     return model.to(device).eval()
 
 
-def _load_tokenizer(source: str | Path):
+def load_tokenizer(source: str | Path):
+    """The tokenizer of a folder or Hub repository; None if it has none."""
     from transformers import AutoTokenizer
 
     # Bare models have no tokenizer, and token ids need none. For a folder without one
@@ -233,7 +234,8 @@ def _load_tokenizer(source: str | Path):
     return None
 
 
-def _stop_token_ids(model: nn.Module) -> tuple[int, ...]:
+def find_stop_token_ids(model: nn.Module) -> tuple[int, ...]:
+    """Ids that end an answer, by the model's generation config or its config."""
     for config in (model.generation_config, model.config):
         ids = getattr(config, "eos_token_id", None)
         if ids is not None:

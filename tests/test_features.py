@@ -60,7 +60,7 @@ def test_offline_features_equal_online_ones_and_a_plain_pass(tmp_path):
     assert len(list((tmp_path / "f").glob("shard-*.safetensors"))) > 2
 
 
-def test_features_taps_only_the_chosen_layers():
+def test_head_inputs_come_only_if_asked_for():
     target = random_target(0)
     source = OnlineFeatures(target, (1, 3))
     hidden, last = source.batch([0], padded([0]))

@@ -6,8 +6,9 @@ import pytest
 import torch
 from conftest import random_drafter, random_target, training_texts
 
+from dflash_lab.analysis.checks import require
 from dflash_lab.analysis.diagnosis import TRIED, Examination, examine
-from dflash_lab.analysis.parity import check_training, require
+from dflash_lab.analysis.parity import check_masks, check_training
 from dflash_lab.analysis.symptoms import SYMPTOMS, symptom_table
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.training.faults import FAULTS, find_faults
@@ -93,6 +94,20 @@ def test_every_fault_is_caught_and_named(name):
     assert failed[CAUGHT_BY[name]].cause == FAULTS[name].what
     with pytest.raises(DFlashLabError, match="would not match decoding"):
         require(checks)
+
+
+@pytest.mark.parametrize(
+    "part,found", [("context", "2 context and 0 block"), ("block", "0 context and 1")]
+)
+def test_a_wrong_split_mask_is_caught(part, found):
+    _, pipeline, _ = setting()
+    pipeline.backend = "split"
+    batch = pipeline.batch([0, 1], 0)
+    assert check_masks(batch, pipeline).passed
+    (mask,) = batch.masks.values()
+    getattr(mask, part)[..., -1, -1] ^= True  # of each text, or of all
+    check = check_masks(batch, pipeline)
+    assert not check.passed and found in check.measured
 
 
 def test_a_mask_token_that_is_text_is_caught():

@@ -22,6 +22,7 @@ from dflash_lab.pairs import Pair
 from dflash_lab.proposers import DFlash
 from dflash_lab.speculative import speculative_generate
 from dflash_lab.training import trainer as trainer_module
+from dflash_lab.training.card import git_state
 from dflash_lab.training.config import from_dict
 from dflash_lab.training.metrics import MetricLog, predicted_tau, read_metrics
 from dflash_lab.training.run import train
@@ -106,7 +107,7 @@ def test_training_learns_and_ships_what_it_trained(tmp_path, loss):
     assert "CPU-hours" in card and f"| loss | {loss} |" in card
     facts = json.loads((result.folder / "training.json").read_text("utf-8"))
     assert facts["settings"]["optimizer"]["steps"] == steps
-    assert facts["blocks_seen"] == lines[-1]["blocks"] and facts["git"] is not False
+    assert facts["blocks_seen"] == lines[-1]["blocks"] and facts["git"] == git_state()
     assert len(facts["corpora"]["corpus.jsonl"]["sha256"]) == 64
 
 
@@ -224,6 +225,17 @@ def test_resuming_needs_the_same_run(tmp_path):
         run(tmp_path, resume=True, optimizer={"learning_rate": 1e-3})
     # Logging may change, and a finished run only ships once more.
     assert run(tmp_path, resume=True, log={"every": 2}).finished
+
+
+def test_resuming_needs_the_same_texts(tmp_path):
+    run(tmp_path)
+    corpus = tmp_path / "corpus.jsonl"
+    text = corpus.read_text("utf-8")
+    corpus.write_text(text + text.splitlines()[-1] + "\n", encoding="utf-8")
+    with pytest.raises(DFlashLabError, match=r"corpus\.jsonl has changed"):
+        run(tmp_path, resume=True)
+    corpus.write_text(text, encoding="utf-8")
+    assert run(tmp_path, resume=True).finished
 
 
 def test_resume_without_a_checkpoint_starts(tmp_path):

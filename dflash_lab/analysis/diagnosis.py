@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dflash_lab.analysis.parity import Check, _failure
+from dflash_lab.analysis.checks import Check, fault_check
 from dflash_lab.conditioning import check_layer_ids
 from dflash_lab.drafter import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
@@ -209,7 +209,7 @@ def _compare(name: str, score: float, other: float, fault: str) -> Check:
     measured = (
         f"{score:.2f} tokens a cycle as decoded, {other:.2f} under the fault's rule"
     )
-    return _failure(name, measured, fault, other <= 1.05 * score + 0.03)
+    return fault_check(name, measured, fault, other <= 1.05 * score + 0.03)
 
 
 def _walk_check(examination: Examination, clean: _Drafts) -> Check:

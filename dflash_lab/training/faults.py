@@ -33,6 +33,8 @@ class Fault:
         what: what goes wrong, in a sentence.
         fix: what the right code does.
         on_batch: changes a batch, given the drafter's config and the texts' ids (B, S).
+        on_scores: changes the scores from which anchors are drawn, given the loss mask
+            and K.
         on_layers: changes the tapped layers.
         on_texts: changes the texts.
     """
@@ -43,6 +45,7 @@ class Fault:
     on_batch: Callable[[TrainingBatch, DFlashConfig, Tensor], TrainingBatch] | None = (
         None
     )
+    on_scores: Callable[[Tensor, Tensor, int], Tensor] | None = None
     on_layers: Callable[[Sequence[int]], tuple[int, ...]] | None = None
     on_texts: Callable[[Sequence[Example]], list[Example]] | None = None
 
@@ -91,6 +94,22 @@ def _causal_block(batch: TrainingBatch, config: DFlashConfig, ids: Tensor):
         changed[:, 0, :, length:] &= past
         masks[kind] = changed
     return replace(batch, masks=masks)
+
+
+def _spread_scores(scores: Tensor, loss_mask: Tensor, block_size: int) -> Tensor:
+    """Anchor scores of `fixed_blocks`: a grid of one block size, best in order.
+
+    Args:
+        scores: (B, S) float32, replaced.
+        loss_mask: (B, S) bool.
+        block_size: K, the grid's step, from each text's first supervised token.
+    """
+    first = loss_mask.int().argmax(dim=1, keepdim=True)
+    place = torch.arange(scores.shape[1]) - first
+    on_grid = (place >= 0) & (place % block_size == 0)
+    order = 1.0 - place / (2 * scores.shape[1])
+    # Places off the grid count as no candidates: select_anchors drops scores below 0.
+    return order.masked_fill(~on_grid, -1.0)
 
 
 def _wrong_rope(batch: TrainingBatch, config: DFlashConfig, ids: Tensor):
@@ -154,6 +173,7 @@ FAULTS = {
             "fixed_blocks",
             "anchors lie on a grid, always the same ones, in place of random ones",
             "draw anchors at random among all supervised tokens, anew every epoch",
+            on_scores=_spread_scores,
         ),
         Fault(
             "layer_ids_off_by_one",
@@ -189,19 +209,3 @@ def find_faults(names: Sequence[str]) -> list[Fault]:
                 f"unknown fault {name!r}; choose of {', '.join(sorted(FAULTS))}"
             )
     return [FAULTS[name] for name in names]
-
-
-def spread_scores(scores: Tensor, loss_mask: Tensor, block_size: int) -> Tensor:
-    """Anchor scores of `fixed_blocks`: a grid of one block size, best in order.
-
-    Args:
-        scores: (B, S) float32, replaced.
-        loss_mask: (B, S) bool.
-        block_size: K, the grid's step, from each text's first supervised token.
-    """
-    first = loss_mask.int().argmax(dim=1, keepdim=True)
-    place = torch.arange(scores.shape[1]) - first
-    on_grid = (place >= 0) & (place % block_size == 0)
-    order = 1.0 - place / (2 * scores.shape[1])
-    # Places off the grid count as no candidates: select_anchors drops scores below 0.
-    return order.masked_fill(~on_grid, -1.0)

@@ -2,8 +2,9 @@
 
 `Objective` is the module that is trained, alone or wrapped for several processes. Its
 parameters are the drafter's; the target's embedding and head are frozen and stay
-outside. Features are divided by their scale on the way in, which trains faster;
-`export` folds that scale into `fc`, so that the published form reads raw features.
+outside. Features are multiplied by a factor each on the way in, which makes them
+equally large; `export` folds the factors into `fc`, so that the published form reads
+raw features.
 
 Leaves out: optimisation (`trainer.py`).
 """

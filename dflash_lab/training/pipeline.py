@@ -12,7 +12,7 @@ import torch
 from dflash_lab.config import DFlashConfig
 from dflash_lab.training.batch import TrainingBatch, build_batch
 from dflash_lab.training.dataset import BatchPlan, Example, anchor_scores, collate
-from dflash_lab.training.faults import Fault, spread_scores
+from dflash_lab.training.faults import Fault
 from dflash_lab.training.features import OfflineFeatures, OnlineFeatures, feature_scale
 
 
@@ -79,8 +79,9 @@ class Pipeline:
         ids, loss_mask = collate(self.examples, indices)
         loss_mask &= counts
         scores = anchor_scores(self.seed, epoch, indices, ids.shape[1])
-        if any(fault.name == "fixed_blocks" for fault in self.faults):
-            scores = spread_scores(scores, loss_mask, self.config.block_size)
+        for fault in self.faults:
+            if fault.on_scores is not None:
+                scores = fault.on_scores(scores, loss_mask, self.config.block_size)
         hidden, head_inputs = self.features.batch(indices, ids)
         batch = build_batch(
             self.config,

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import torch
 
-from dflash_lab.analysis.parity import check_training, require
+from dflash_lab.analysis.checks import require
+from dflash_lab.analysis.parity import check_training
 from dflash_lab.drafter import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs import Pair, load_pair
 from dflash_lab.trace import write_text_atomically
 from dflash_lab.training.card import run_facts, run_results, write_card
-from dflash_lab.training.config import TrainConfig, to_yaml
+from dflash_lab.training.config import TrainConfig, load_config, to_yaml
 from dflash_lab.training.dataset import load_examples
 from dflash_lab.training.devices import make_accelerator
 from dflash_lab.training.evaluate import held_out_tau
@@ -94,8 +95,11 @@ def train(
         if fault.on_texts is not None:
             examples = fault.on_texts(examples)
     facts = run_facts(config, corpora, examples, headers)
+    if existing is not None:
+        _check_same_texts(out, facts)
     if accelerator.is_main_process:
         write_text_atomically(out / "config.yaml", to_yaml(config))
+        write_text_atomically(out / "corpora.json", json.dumps(facts["corpora"]) + "\n")
         if config.log.tracker:
             flat = {"out": config.out, "settings": to_yaml(config)}
             accelerator.init_trackers("dflash_lab", flat)
@@ -218,12 +222,10 @@ def _check_texts_fit(pair: Pair, headers: list[dict]) -> None:
 
 
 def _check_same_run(config: TrainConfig, out: Path) -> None:
-    """A resumed run must be the same run, but for its logging and its length."""
+    """A resumed run must have the same settings, but for its logging."""
     path = out / "config.yaml"
     if latest_checkpoint(out) is None or not path.is_file():
         return
-    from dflash_lab.training.config import load_config
-
     before, now = asdict(load_config(path)), asdict(config)
     for name in ("log", "out", "device"):
         before.pop(name), now.pop(name)
@@ -233,6 +235,20 @@ def _check_same_run(config: TrainConfig, out: Path) -> None:
                 f"the run in {out} has other settings in {section}: "
                 f"{before[section]!r}, now {now[section]!r}; resume with the same "
                 "ones, or choose another folder with out"
+            )
+
+
+def _check_same_texts(out: Path, facts: dict) -> None:
+    """A resumed run must have the same texts: their order hangs on their number."""
+    path = out / "corpora.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for name, note in before.items():
+        now = facts["corpora"].get(name, {})
+        if note["sha256"] != now.get("sha256"):
+            raise DFlashLabError(
+                f"{name} has changed since the run in {out} began; put it back, or "
+                "train on the new texts with another folder as out (drafter.init_from "
+                "goes on from the old weights)"
             )
 
 

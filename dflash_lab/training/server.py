@@ -24,7 +24,7 @@ from types import SimpleNamespace
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.packaged import smol_target_folder
-from dflash_lab.pairs import Pair, _load_tokenizer, _stop_token_ids, data_root
+from dflash_lab.pairs import Pair, data_root, find_stop_token_ids, load_tokenizer
 from dflash_lab.training.answer_log import AnswerLog
 from dflash_lab.training.corpus import check_sizes, corpus_samplings, sampling_header
 from dflash_lab.training.parquet import require_pyarrow
@@ -162,7 +162,7 @@ def tokenizer_pair(
         target = smol_target_folder()
     elif name is not None:
         raise DFlashLabError(f"unknown pair {name!r}; choose tiny or smol")
-    tokenizer = _load_tokenizer(target)
+    tokenizer = load_tokenizer(target)
     if tokenizer is None:
         raise DFlashLabError(f"cannot load a tokenizer from {target}")
     try:
@@ -175,7 +175,7 @@ def tokenizer_pair(
     except OSError:  # not every target has one
         generation = None
     model = SimpleNamespace(config=config, generation_config=generation)
-    stop = _stop_token_ids(model)
+    stop = find_stop_token_ids(model)
     return Pair(name or str(target), None, None, tokenizer, stop, (), thinking)
 
 

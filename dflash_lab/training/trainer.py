@@ -41,8 +41,8 @@ class Progress:
     Attributes:
         step: optimiser steps done.
         blocks: blocks seen, over all processes.
-        seconds: wall clock of training.
-        cpu_seconds: processor time of training, over all processes.
+        seconds: wall clock of the loop, measurements of tau on the way included.
+        cpu_seconds: processor time of the same, over all processes.
         tau: the last measured ones, by prompt set.
     """
 
@@ -115,10 +115,8 @@ class Trainer:
         mine = torch.cat([torch.stack(totals).sum(0), totals[0].new_tensor([blocks])])
         sums = self.accelerator.reduce(mine, "sum") if world > 1 else mine
         self._normalise(world / sums[1].clamp(min=1e-9))
-        if self.accelerator.sync_gradients:
-            parameters = self.model.parameters()
-            limit = self.config.optimizer.max_grad_norm
-            self.accelerator.clip_grad_norm_(parameters, limit)
+        limit = self.config.optimizer.max_grad_norm
+        self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
         self.optimizer.step()
         self.optimizer.zero_grad()
         slots = (len(sums) - 3) // 2
