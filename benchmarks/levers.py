@@ -3,7 +3,8 @@
     python benchmarks/levers.py prepare CORPUS [CORPUS ...] --work W
     python benchmarks/levers.py run --work W --cpu-minutes 12 [--only NAME ...]
 
-`prepare` lets the target answer the held-out prompts greedily, once. `run` trains each
+`prepare` lets the target answer the held-out prompts greedily, once, and a fifth of the
+first corpus anew by sampling. `run` trains each
 attempt of `ATTEMPTS` for the same processor time and walks its drafts over the held-out
 answers, with and without features. A line of `benchmarks/results/levers.jsonl` is
 written for each as soon as it is done, and attempts that have one are skipped.
@@ -26,7 +27,8 @@ from dflash_lab.pairs import load_pair
 from dflash_lab.prompts import load_prompts
 from dflash_lab.trace import environment
 from dflash_lab.training.config import from_dict
-from dflash_lab.training.corpus import write_corpus
+from dflash_lab.training.corpus import read_corpus, write_corpus
+from dflash_lab.training.corpus_file import write_rows
 from dflash_lab.training.dataset import load_examples
 from dflash_lab.training.run import train
 
@@ -88,6 +90,14 @@ ATTEMPTS = {
         {"drafter": {"init_layers": [0, 1]}},
     ),
     "no_features": ("without features", {"drafter": {"conditioning": "none"}}),
+    "fifth_greedy": (
+        "a fifth of the prompts, greedy answers, five times the passes",
+        {"answers": "fifth_greedy"},
+    ),
+    "fifth_sampled": (
+        "the same fifth, its answers drawn at temperature 0.7",
+        {"answers": "fifth_sampled"},
+    ),
 }
 
 
@@ -101,8 +111,11 @@ def merged(changes: dict, out: Path, corpora: list[str], minutes: float):
             values[section] = fields
     if "target_layer_ids" in values["drafter"]:
         values["drafter"].pop("num_features", None)
-    taps = values["drafter"].get("target_layer_ids", "default")
-    store = "features-" + "-".join(map(str, taps if taps != "default" else [taps]))
+    answers = values.pop("answers", None)
+    if answers:
+        corpora = [str(out.parent.parent / f"{answers}.jsonl")]
+    taps = values["drafter"].get("target_layer_ids", ["default"])
+    store = "-".join(["features", *map(str, taps), *([answers] if answers else [])])
     values["data"]["feature_folder"] = str(out.parent.parent / store)
     values["out"] = str(out)
     values["data"]["corpus"] = corpora
@@ -128,6 +141,26 @@ def held_out_examples(pair, work: Path):
         batch_size=64,
     )
     return load_examples([path])[0]
+
+
+def write_fifths(pair, corpus: Path, work: Path) -> None:
+    """A fifth of a corpus twice: its greedy answers, and the same prompts sampled."""
+    header, rows = read_corpus(corpus)
+    greedy = sorted(
+        (row for row in rows if row["temperature"] == 0), key=lambda row: row["index"]
+    )[: len(rows) // 5]
+    rows = [row | {"index": number} for number, row in enumerate(greedy)]
+    write_rows(work / "fifth_greedy.jsonl", header | {"temperatures": [0.0]}, rows)
+    write_corpus(
+        pair.target,
+        [{"kind": "self", "prompt_ids": row["prompt_ids"]} for row in greedy],
+        work / "fifth_sampled.jsonl",
+        stop_token_ids=pair.stop_token_ids,
+        header={k: header[k] for k in ("target", "dtype")},
+        temperatures=(0.7,),
+        max_new_tokens=header["max_new_tokens"],
+        batch_size=64,
+    )
 
 
 def score(drafter, pair, examples) -> dict:
@@ -172,6 +205,7 @@ def main() -> None:
     note = arguments.work / "corpora.json"
     if arguments.what == "prepare":
         note.write_text(json.dumps(arguments.corpus), encoding="utf-8")
+        write_fifths(pair, Path(arguments.corpus[0]), arguments.work)
         return
     corpora = json.loads(note.read_text(encoding="utf-8"))
     done = set()

@@ -33,6 +33,10 @@ MEMBERS = {
     "block-4": ("K=4", ["drafter.block_size=4"]),
     "block-16": ("K=16", ["drafter.block_size=16"]),
     "no-features": ("no target features", ["drafter.conditioning=none"]),
+    "input-fusion": (
+        "3 layers, features at the input only",
+        ["drafter.num_hidden_layers=3", "drafter.conditioning=input"],
+    ),
     "loss-kl": ("the target's whole law", ["objective.loss=kl"]),
     "loss-dpace": ("D-PACE weights", ["objective.loss=dpace"]),
 } | {

@@ -48,6 +48,7 @@ class DFlashConfig:
         output_multiplier: factor on the logits.
         final_logit_softcapping: then cap * tanh(logits / cap); None for no cap.
         input_embedding_scale: factor on the embedded block.
+        conditioning: `kv`, the published way, or `input` (see `input_fusion.py`).
 
     Raises:
         DFlashLabError: a value outside its range.
@@ -77,6 +78,7 @@ class DFlashConfig:
     final_logit_softcapping: float | None = None
     input_embedding_scale: float = 1.0
     initializer_range: float = 0.02
+    conditioning: str = "kv"
 
     def __post_init__(self):
         object.__setattr__(self, "target_layer_ids", tuple(self.target_layer_ids))
@@ -98,6 +100,10 @@ class DFlashConfig:
             raise DFlashLabError(
                 f"{self.num_attention_heads} query heads, {self.num_key_value_heads} "
                 f"key/value heads and head_dim {self.head_dim} must all be 1 or more"
+            )
+        if self.conditioning not in ("kv", "input"):
+            raise DFlashLabError(
+                f"conditioning {self.conditioning!r} is unknown; choose kv or input"
             )
         if self.block_size < 2:
             raise DFlashLabError(
@@ -238,6 +244,7 @@ class DFlashConfig:
                 final_logit_softcapping=find("final_logit_softcapping"),
                 input_embedding_scale=find("input_embedding_scale", 1.0),
                 initializer_range=config.get("initializer_range", 0.02),
+                conditioning=own.get("conditioning", "kv"),
             )
         except KeyError as missing:
             raise DFlashLabError(f"config.json has no field {missing}") from None
@@ -278,6 +285,8 @@ class DFlashConfig:
             own["final_logit_softcapping"] = self.final_logit_softcapping
         if self.input_embedding_scale != 1.0:
             own["input_embedding_scale"] = self.input_embedding_scale
+        if self.conditioning != "kv":
+            own["conditioning"] = self.conditioning
         scaling = {k: v for k, v in self.rope.items() if k != "rope_theta"}
         config = {
             "architectures": ["DFlashDraftModel"],

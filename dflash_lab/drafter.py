@@ -113,11 +113,15 @@ class DFlashDraftModel(nn.Module):
         length = context.shape[1]
         cos, sin = self.rotary(context, position_ids)
         context_rope = cos[:, :length], sin[:, :length]
-        contexts = [
-            layer.self_attn.keys_values(context, *context_rope) for layer in self.layers
-        ]
+        contexts = self.context_keys_values(context, *context_rope)
         block_rope = cos[:, length:], sin[:, length:]
         return self._run(noise_embedding, *block_rope, contexts, attention_mask)
+
+    def context_keys_values(
+        self, context: Tensor, cos: Tensor, sin: Tensor
+    ) -> list[KeyValue]:
+        """Every layer's keys and values of context rows (B, S, D) from position 0."""
+        return [layer.self_attn.keys_values(context, cos, sin) for layer in self.layers]
 
     def append_context(
         self,
@@ -243,7 +247,7 @@ class DFlashDraftModel(nn.Module):
         folder = find_checkpoint(name_or_path)
         config = DFlashConfig.from_folder(folder)
         with torch.device("meta"):
-            model = cls(config)
+            model = build_drafter(config)
         state = read_checkpoint(folder, model.state_dict())
         stored = {tensor.dtype for tensor in state.values()}
         if dtype == torch.float16 or (dtype is None and torch.float16 in stored):
@@ -253,3 +257,12 @@ class DFlashDraftModel(nn.Module):
             )
         model.load_state_dict(state, assign=True)
         return model.to(device=device, dtype=dtype).eval()
+
+
+def build_drafter(config: DFlashConfig) -> DFlashDraftModel:
+    """A drafter of the kind that the config names, with weights as torch makes them."""
+    if config.conditioning == "input":
+        from dflash_lab.input_fusion import InputFusionDraftModel
+
+        return InputFusionDraftModel(config)
+    return DFlashDraftModel(config)

@@ -62,6 +62,11 @@ def check_engine(config: DFlashConfig, engine: str) -> None:
     """
     if engine == "dflash":
         return
+    if config.conditioning != "kv":
+        raise DFlashLabError(
+            f"conditioning {config.conditioning!r} is known to no engine: {engine} "
+            "would inject the features into every layer; use --for dflash"
+        )
     if config.input_embedding_scale != 1.0:
         raise DFlashLabError(
             f"input_embedding_scale={config.input_embedding_scale} is ignored by "

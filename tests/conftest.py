@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from dflash_lab.config import DFlashConfig
-from dflash_lab.drafter import DFlashDraftModel
+from dflash_lab.drafter import DFlashDraftModel, build_drafter
 from dflash_lab.target import Target
 
 torch.set_num_threads(1)  # models this small only lose time to threads
@@ -52,7 +52,7 @@ def random_drafter(
     config = DFlashConfig.for_target(
         target.config, block_size=block_size, **{**fields, **overrides}
     )
-    drafter = DFlashDraftModel(config)
+    drafter = build_drafter(config)
     drafter.init_weights(torch.Generator().manual_seed(seed))
     with torch.no_grad():
         for parameter in drafter.parameters():

@@ -90,7 +90,7 @@ def test_shipped_configs_are_valid(name):
         ("data.corpus=[1]", r"data\.corpus is 1; expected str"),
         ("objective.loss=mse", "objective.loss 'mse'; choose ce or kl or dpace"),
         ("objective.mixed_precision=fp16", "'fp16'; choose no or bf16"),
-        ("drafter.conditioning=add", "'add'; choose kv or none"),
+        ("drafter.conditioning=add", "'add'; choose kv or input or none"),
         ("data.batch_size=0", r"data\.batch_size 0 must be 1 or more"),
         ("optimizer.steps=0", r"optimizer\.steps 0 must be 1 or more"),
         ("optimizer.epochs=-1", r"optimizer\.epochs -1\.0 must be above 0"),

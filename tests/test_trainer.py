@@ -128,6 +128,18 @@ def test_a_drafter_without_features_ignores_them(tmp_path):
     assert not state["fc.weight"].any() and state["norm.weight"].any()
 
 
+def test_input_fusion_trains_passes_its_checks_and_decodes(tmp_path):
+    optimizer = {"steps": 150, "learning_rate": 1e-2}
+    result = run(tmp_path, drafter={"conditioning": "input"}, optimizer=optimizer)
+    checks = (tmp_path / "run" / "checks.txt").read_text("utf-8")
+    assert checks and "FAIL" not in checks
+    text = training_texts(random_target(0))[0]
+    decoded = speculative_generate(
+        random_target(0), DFlash(result.drafter), text.input_ids[:3], max_new_tokens=24
+    )
+    assert decoded.output_ids == [text.input_ids[3:]] and decoded.tau > 1.5
+
+
 # --- stopping and going on -----------------------------------------------------------
 
 
@@ -275,15 +287,16 @@ sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from test_trainer import run
-run(Path({folder!r}), data={data!r})
+from test_trainer import run, shard_weights, stop_behind
+{prelude}
+run(Path({folder!r}), resume=True, data={data!r})
 """
 
 
-def launch(folder: Path, world: int, data: dict) -> None:
+def launch(folder: Path, world: int, data: dict, prelude: str = "") -> None:
     settings(folder)
     code = WORKER.format(
-        tests=str(Path(__file__).parent), folder=str(folder), data=data
+        tests=str(Path(__file__).parent), folder=str(folder), data=data, prelude=prelude
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -328,6 +341,66 @@ def test_two_processes_train_as_one(tmp_path, accumulation):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
 
 
+def shard_weights() -> None:
+    """Make runs of this process shard weights, gradients and optimiser (FSDP2).
+
+    `accelerate` offers that on accelerators only, but all of it works with gloo.
+    """
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+    from dflash_lab.training import run as module
+
+    make = module.make_accelerator
+
+    def sharding(config):
+        accelerator = make(config)
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=False
+        )
+        return accelerator
+
+    module.make_accelerator = sharding
+
+
+def stop_behind(steps: int) -> None:
+    """Make runs of this process stop with a checkpoint after so many steps."""
+    step = Trainer.step
+
+    def stopping(self, number):
+        if number == steps - 1:
+            self.stop()
+        return step(self, number)
+
+    Trainer.step = stopping
+
+
+def test_sharded_weights_train_as_whole_ones_and_resume(tmp_path):
+    whole = run(tmp_path / "one").drafter.state_dict()
+    launch(tmp_path / "two", 2, {}, "shard_weights()")
+    launch(tmp_path / "broken", 2, {}, "shard_weights(); stop_behind(5)")
+    checkpoints = tmp_path / "broken" / "run" / "checkpoints"
+    assert [f.name for f in checkpoints.iterdir()] == ["step-00000005"]
+    assert not (tmp_path / "broken" / "run" / "drafter").exists()
+    launch(tmp_path / "broken", 2, {}, "shard_weights()")
+    for name in ("two", "broken"):
+        folder = tmp_path / name / "run" / "drafter"
+        found = DFlashDraftModel.from_pretrained(folder, torch.float32).state_dict()
+        assert found.keys() == whole.keys()
+        for key, tensor in found.items():
+            torch.testing.assert_close(tensor, whole[key], rtol=2e-2, atol=1e-3)
+        shards = (tmp_path / name / "run" / "checkpoints").glob("*/pytorch_model_fsdp*")
+        assert len(list(shards)) == 1
+    lines = [
+        read_metrics(tmp_path / name / "run" / "metrics.jsonl")
+        for name in ("two", "broken")
+    ]
+    # A line is the mean of the steps since the last one, or since resuming.
+    assert lines[0][-1]["loss"] == pytest.approx(lines[1][-1]["loss"], rel=1e-6)
+
+
 def test_accumulation_does_not_change_the_result(tmp_path):
     run(tmp_path / "one")
     run(tmp_path / "three", data={"accumulation": 3})
@@ -368,6 +441,14 @@ def test_flex_attention_is_refused_on_a_cpu(tmp_path):
         run(tmp_path, objective={"attention": "flex"})
 
 
+def test_a_tracker_that_is_unknown_or_missing_is_named(tmp_path, monkeypatch):
+    with pytest.raises(DFlashLabError, match=r"'board' is unknown.*tensorboard"):
+        run(tmp_path, log={"tracker": "board"})
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", list)
+    with pytest.raises(DFlashLabError, match="pip install tensorboard"):
+        run(tmp_path, log={"tracker": "tensorboard"})
+
+
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, monkeypatch):
     real = trainer_module.Trainer.step
 
@@ -386,6 +467,15 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, monkeypatch):
 def test_predicted_tau_by_hand():
     assert predicted_tau([0.5, 0.5, 0.0, 1.0]) == 1 + 0.5 + 0.25
     assert predicted_tau([]) == 1.0
+
+
+def test_tensorboard_gets_the_metrics_of_every_line(tmp_path):
+    run(tmp_path, log={"tracker": "tensorboard"})
+    files = [f for f in (tmp_path / "run").rglob("*tfevents*") if f.stat().st_size]
+    data = b"".join(f.read_bytes() for f in files)
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    for name in ("predicted_tau", "blocks_per_second", "seconds_left"):
+        assert data.count(name.encode()) == len(lines)
 
 
 def test_metric_lines_behind_the_checkpoint_are_dropped(tmp_path):

@@ -20,6 +20,7 @@ from dflash_lab.training.faults import find_faults
 from dflash_lab.training.losses import LOSSES
 
 PRECISIONS = ("no", "bf16")
+CONDITIONINGS = ("kv", "input", "none")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class DrafterSettings:
         num_features: tapped target layers, placed as the paper does.
         target_layer_ids: tapped target layers, in place of `num_features`.
         mask_token_id: an unused row of the embedding table; the pair's own if None.
-        conditioning: `kv` as in the paper, or `none` for a drafter without features.
+        conditioning: `kv` as in the paper; for comparison `input` (features enter at
+            the bottom only, see `input_fusion.py`), or `none` (no features).
         init_from: a drafter folder to go on from; it decides the shape.
         init_layers: target layers, one for each drafter layer, whose weights a fresh
             drafter starts with where their shapes agree.
@@ -209,7 +211,11 @@ class TrainConfig:
             ),
             (self.objective.mixed_precision, "objective.mixed_precision", PRECISIONS),
             (self.data.features, "data.features", ("offline", "online")),
-            (self.drafter.conditioning, "drafter.conditioning", ("kv", "none")),
+            (
+                self.drafter.conditioning,
+                "drafter.conditioning",
+                ("kv", "input", "none"),
+            ),
             (self.optimizer.clock, "optimizer.clock", ("wall", "cpu")),
         ):
             if value not in known:

@@ -33,12 +33,29 @@ def make_accelerator(config: TrainConfig):
         )
     if config.device == "cuda" and cpu:
         raise DFlashLabError("device 'cuda' is not here; use cpu or auto")
+    _check_tracker(config.log.tracker)
     return Accelerator(
         cpu=cpu,
         mixed_precision=config.objective.mixed_precision,
         log_with=config.log.tracker,
         project_dir=config.out,
     )
+
+
+def _check_tracker(name: str | None) -> None:
+    # `accelerate` leaves a tracker that is not installed out without a word.
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    known = sorted(str(kind) for kind in LOGGER_TYPE_TO_CLASS)
+    if name is not None and name not in known:
+        raise DFlashLabError(
+            f"log.tracker {name!r} is unknown to accelerate; choose {', '.join(known)}"
+        )
+    if name is not None and name not in map(str, get_available_trackers()):
+        raise DFlashLabError(
+            f"log.tracker {name!r} is not installed; pip install {name}, or leave "
+            "log.tracker out (metrics.jsonl is always written)"
+        )
 
 
 @contextlib.contextmanager

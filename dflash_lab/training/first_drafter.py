@@ -11,7 +11,7 @@ import torch
 
 from dflash_lab.conditioning import find_decoder_layers
 from dflash_lab.config import DFlashConfig
-from dflash_lab.drafter import DFlashDraftModel
+from dflash_lab.drafter import DFlashDraftModel, build_drafter
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs import Pair
 from dflash_lab.proposers import check_pair
@@ -45,9 +45,10 @@ def make_drafter(config: TrainConfig, pair: Pair) -> DFlashDraftModel:
         mask_token_id=mask_id,
         num_hidden_layers=settings.num_hidden_layers,
         block_size=settings.block_size,
+        conditioning="input" if settings.conditioning == "input" else "kv",
         **chosen,
     )
-    drafter = DFlashDraftModel(drafter_config)
+    drafter = build_drafter(drafter_config)
     drafter.init_weights(torch.Generator().manual_seed(config.seed))
     check_pair(drafter, pair.target)
     if settings.init_layers:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dflash_lab.drafter import DFlashDraftModel
+from dflash_lab.drafter import DFlashDraftModel, build_drafter
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.target import Target
 from dflash_lab.training.batch import TrainingBatch
@@ -215,6 +215,6 @@ class Objective(nn.Module):
         }
         weights["fc.weight"] *= self.scale.cpu()
         with torch.device("meta"):
-            copy = DFlashDraftModel(self.drafter.config)
+            copy = build_drafter(self.drafter.config)
         copy.load_state_dict(weights, assign=True)
         return copy.to(dtype).eval()

@@ -167,13 +167,12 @@ def train(
     if resume:
         trainer.resume()
     progress = trainer.run()
-    accelerator.end_training()
     folder = out / "drafter"
-    if not trainer.finished:
-        return TrainResult(False, None, facts, folder)
-    exported = trainer.export()
-    if not accelerator.is_main_process:
-        return TrainResult(True, None, facts, folder)
+    # Before the processes part: sharded weights are gathered from all of them.
+    exported = trainer.export() if trainer.finished else None
+    accelerator.end_training()
+    if exported is None:
+        return TrainResult(trainer.finished, None, facts, folder)
     exported.save_pretrained(folder)
     # Once more from the file that is shipped, in the dtype that decodes.
     shipped = DFlashDraftModel.from_pretrained(folder, pair.target.dtype)

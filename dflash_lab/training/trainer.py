@@ -275,9 +275,14 @@ class Trainer:
 
     # --- files ----------------------------------------------------------------------
 
-    def export(self, dtype: torch.dtype = torch.bfloat16) -> DFlashDraftModel:
-        """The drafter in its published form; every process must call it."""
+    def export(self, dtype: torch.dtype = torch.bfloat16) -> DFlashDraftModel | None:
+        """The drafter in its published form, for the first process; all must call it.
+
+        Where weights are sharded (FSDP), only the first process gathers them.
+        """
         state = self.accelerator.get_state_dict(self.model)
+        if not self.accelerator.is_main_process:
+            return None
         return self.objective.export(state, dtype)
 
     def save(self) -> None:
