@@ -61,9 +61,26 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask | None) -> 
     if isinstance(mask, BlockMask):
         kernel = _compiled() if queries.is_cuda else flex_attention
         return kernel(queries, keys, values, block_mask=mask, enable_gqa=grouped)
+    if grouped and queries.is_cuda and mask is not None:
+        return _attend_folded(queries, keys, values, mask)
     return F.scaled_dot_product_attention(
         queries, keys, values, attn_mask=mask, enable_gqa=grouped
     )
+
+
+def _attend_folded(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
+) -> Tensor:
+    """Query heads that share a key head, as more rows of one head.
+
+    CUDA's fused kernels take no mask together with `enable_gqa`.
+    """
+    batch, heads, rows, d = queries.shape
+    shared = keys.shape[1]
+    folded = queries.reshape(batch, shared, heads // shared * rows, d)
+    mask = mask.repeat(1, 1, heads // shared, 1)
+    mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+    return mixed.view(batch, heads, rows, d)
 
 
 def _attend_split(

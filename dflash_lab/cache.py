@@ -38,6 +38,7 @@ class PositionCache:
 
     # Asked by `transformers` before it decides how to run a model with this cache.
     is_compileable = False
+    static = False  # whether reads cover a fixed number of positions
     is_sliding = (False,)
 
     def __init__(self, batch_size: int, capacity: int):
@@ -124,6 +125,10 @@ class PositionCache:
             row = int(rows[0])
             return tuple(buffer[row : row + 1, :, :span] for buffer in pair)
         return tuple(buffer[rows, :, :span] for buffer in pair)
+
+    def span_before(self, start: Tensor) -> int:
+        """Positions to read for rows whose next token stands at `start` (B,)."""
+        return int(start.max())
 
     def keep_rows(self, rows: Tensor) -> None:
         """Keep only these rows, in this order; the others' memory is released."""

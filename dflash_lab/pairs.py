@@ -21,6 +21,7 @@ from torch import nn
 
 from dflash_lab.drafter import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.fused import as_target
 from dflash_lab.packaged import smol_target_folder
 from dflash_lab.proposers import check_pair
 from dflash_lab.target import Target
@@ -156,7 +157,7 @@ def load_pair(
         draft_model = DFlashDraftModel.from_pretrained(drafter, dtype, device)
     pair = Pair(
         name or str(target),
-        Target(model),
+        as_target(model),
         draft_model,
         load_tokenizer(target),
         find_stop_token_ids(model),

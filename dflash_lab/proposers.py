@@ -21,6 +21,7 @@ from dflash_lab.cache import PositionCache
 from dflash_lab.conditioning import check_layer_ids
 from dflash_lab.drafter import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.fused import as_fast_drafter
 from dflash_lab.sampling import (
     STREAM_DRAFT,
     Sampling,
@@ -178,6 +179,8 @@ class DFlash:
         drafter: a trained drafter.
         block_size: K at decoding; the trained one if None. A smaller one drafts less
             per cycle; a larger one was never trained.
+        fused: decode with a copy of the weights laid out for speed (`fused.py`);
+            False runs the drafter's own modules.
 
     Raises:
         DFlashLabError: a block size out of range.
@@ -185,7 +188,12 @@ class DFlash:
 
     name = "dflash"
 
-    def __init__(self, drafter: DFlashDraftModel, block_size: int | None = None):
+    def __init__(
+        self,
+        drafter: DFlashDraftModel,
+        block_size: int | None = None,
+        fused: bool = True,
+    ):
         if drafter is None:
             raise DFlashLabError("no drafter is loaded; give one, or use Plain()")
         trained = drafter.config.block_size
@@ -197,6 +205,7 @@ class DFlash:
             )
         self.drafter, self.block_size = drafter, block_size
         self.target_layer_ids = drafter.config.target_layer_ids
+        self.passes = as_fast_drafter(drafter) if fused else drafter
 
     def start(self, target: Target, batch_size: int, capacity: int) -> _DFlashSession:
         check_pair(self.drafter, target)
@@ -210,9 +219,10 @@ class _DFlashSession:
         self.drafter, self.target = proposer.drafter, target
         self.block_size = proposer.block_size
         self.cache = PositionCache(batch_size, capacity)
+        self.passes = proposer.passes
 
     def observe(self, target_hidden, positions, rows) -> None:
-        self.drafter.append_context(target_hidden, positions, self.cache, rows)
+        self.passes.append_context(target_hidden, positions, self.cache, rows)
         for row, end in zip(rows.tolist(), positions[:, -1].tolist(), strict=True):
             self.cache.lengths[row] = end + 1
 
@@ -225,7 +235,7 @@ class _DFlashSession:
         # The whole block is always evaluated, even if fewer drafts fit: its rows see
         # each other, so a shorter block would give other proposals.
         block = F.pad(anchors, (0, self.block_size - 1), value=config.mask_token_id)
-        hidden = self.drafter.draft(self.embed(block), start, self.cache)
+        hidden = self.passes.draft(self.embed(block), start, self.cache)
         logits = self.logits(hidden[:, 1 : 1 + num_drafts])  # (B, G, V)
         check_finite(logits, "drafter")
         counts = torch.full((len(texts),), logits.shape[1])
@@ -252,7 +262,7 @@ class _DFlashSession:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's head and the drafter's scaling, (B, G, D) -> (B, G, V)."""
-        head = self.target.head(hidden.to(self.target.dtype))
+        head = self.target.logits(hidden.to(self.target.dtype))
         return self.drafter.scale_logits(head)
 
     def keep_rows(self, rows: Tensor) -> None:

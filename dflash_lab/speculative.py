@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dflash_lab.acceptance import Verdict, accept_matching, accept_speculatively
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.fused import as_target
 from dflash_lab.generation import GenerationResult, Row, as_prompts, new_row
 from dflash_lab.proposers import DraftSession, Proposal, Proposer
 from dflash_lab.sampling import (
@@ -309,7 +310,7 @@ def _as_target(target) -> Target:
     if isinstance(target, Target):
         return target
     inner = getattr(target, "target", None)  # a Pair
-    return inner if isinstance(inner, Target) else Target(target)
+    return inner if isinstance(inner, Target) else as_target(target)
 
 
 def _header(target, proposer, prompts, sampling: Sampling, seeds) -> dict:

@@ -101,10 +101,7 @@ class Target:
             (B, T', V) logits in the target's dtype.
         """
         span = cache.write_at(positions, rows)
-        masks = {
-            kind: self._mask(positions, span, window)
-            for kind, window in self._windows.items()
-        }
+        masks = self._masks(positions, span)
         # A model with one kind of layer takes the mask itself, a mixed one a mask
         # for each kind; a ready mask keeps `transformers` from building its own.
         mask = masks if len(masks) > 1 else next(iter(masks.values()))
@@ -117,6 +114,17 @@ class Target:
             **{self._cache_kwarg: cache},
         )
         return output.logits
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head: (B, T, D) in the target's dtype -> (B, T, V)."""
+        return self.head(hidden)
+
+    def _masks(self, positions: Tensor, span: int) -> dict[str, Tensor]:
+        """One mask for each kind of layer."""
+        return {
+            kind: self._mask(positions, span, window)
+            for kind, window in self._windows.items()
+        }
 
     def _mask(self, positions: Tensor, span: int, window: int | None) -> Tensor:
         mask = causal_mask(positions, span, window, self.device)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from dflash_lab.config import DFlashConfig
 from dflash_lab.drafter import DFlashDraftModel, build_drafter
+from dflash_lab.fused import as_target
 from dflash_lab.target import Target
 
 torch.set_num_threads(1)  # models this small only lose time to threads
@@ -41,7 +42,7 @@ def random_target(seed: int = 0, dtype=torch.float32, **overrides) -> Target:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(6)  # far from ties
-    return Target(model.to(dtype))
+    return as_target(model.to(dtype))
 
 
 def random_drafter(

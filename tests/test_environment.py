@@ -36,6 +36,7 @@ LAYERS = [
         "target",
         "input_fusion",
     },
+    {"packed", "fused_layers", "fused"},
     {"proposers"},
     {"trace"},
     {"generation", "speculative", "certify"},

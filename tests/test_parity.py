@@ -11,6 +11,7 @@ from dflash_lab.analysis.diagnosis import TRIED, Examination, examine
 from dflash_lab.analysis.parity import check_masks, check_training
 from dflash_lab.analysis.symptoms import SYMPTOMS, symptom_table
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.fused import as_target
 from dflash_lab.training.faults import FAULTS, find_faults
 from dflash_lab.training.features import OnlineFeatures
 from dflash_lab.training.objective import HeadRows, Objective
@@ -45,6 +46,7 @@ def setting(faults=(), **overrides):
     target = random_target(0)
     if "off_policy_text" in faults:  # a target that is never sure writes any text
         target.head.weight.data *= 5
+        target = as_target(target.model)  # packed anew
     options = {"num_hidden_layers": 2, "target_layer_ids": (1, 2)} | overrides
     drafter = random_drafter(target, **options)
     drafter.init_weights(torch.Generator().manual_seed(0))

@@ -10,6 +10,7 @@ from conftest import random_drafter, random_target
 from reference import ScriptedProposer, generate_greedily
 
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.fused import as_target
 from dflash_lab.proposers import DFlash, NGramLookup, Plain
 from dflash_lab.sampling import Sampling
 from dflash_lab.speculative import speculative_generate
@@ -242,6 +243,7 @@ def test_mask_id_is_legal_text(target, drafter):
         bias = torch.zeros(saying.vocab_size)
         bias[60] = 50.0
         saying.head.bias = torch.nn.Parameter(bias)
+        saying = as_target(saying.model)
     result = speculative_generate(
         saying, DFlash(random_drafter(saying)), [1, 2], max_new_tokens=5
     )
@@ -289,17 +291,19 @@ def test_caches_after_every_acceptance_length(length, target):
         torch.testing.assert_close(feature, fresh[position], rtol=1e-3, atol=1e-3)
 
 
-def test_context_rows_are_projected_once(target, drafter):
-    drafter.context_rows = 0
+@pytest.mark.parametrize("fused", [True, False])
+def test_context_rows_are_projected_once(target, drafter, fused):
+    proposer = DFlash(drafter, fused=fused)
+    proposer.passes.context_rows = 0
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
-    result = speculative_generate(target, DFlash(drafter), prompts, max_new_tokens=20)
+    result = speculative_generate(target, proposer, prompts, max_new_tokens=20)
     drafts = sum(len(c.draft_tokens) > 0 for c in result.trace.cycles)
     assert drafts > 10
     committed = sum(
         len(p) + len(o) for p, o in zip(prompts, result.output_ids, strict=True)
     )
     # Each text's last token never enters a cache.
-    assert drafter.context_rows == committed - len(prompts)
+    assert proposer.passes.context_rows == committed - len(prompts)
 
 
 def test_prompts_as_lists_and_tensors_are_the_same(target):

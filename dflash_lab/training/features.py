@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from dflash_lab.conditioning import HiddenStateTap
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.packaged import sha256_of
 from dflash_lab.target import Target
@@ -57,9 +58,10 @@ class OnlineFeatures:
             `target_hidden` (B, S, n*D) bfloat16, and head inputs (B, S, D) bfloat16 or
             None. Rows behind a text's end are arbitrary; no block looks there.
         """
-        with self.target.tap(self.target_layer_ids) as tap:
+        model = self.target.model
+        with HiddenStateTap(model, self.target_layer_ids) as tap:
             # Padding lies behind each text, where a causal model does not look.
-            output = self.target.model.base_model(
+            output = model.base_model(
                 input_ids=input_ids.to(self.target.device), use_cache=False
             )
             hidden = tap.take().bfloat16()
