@@ -4,7 +4,9 @@ Every row of the batch owns `capacity` slots, one per absolute position. A forwa
 writes its keys and values at the positions of its tokens; whatever a rejected draft
 left behind lies at positions that the mask hides until they are written again. So
 "crop" is only a smaller length, rows of one batch may have different lengths, and no
-step allocates or copies the past. `PositionCache` is handed to any `transformers`
+step allocates or copies the past. With `static_span` set, a pass reads so many
+positions whatever they hold and asks no tensor for its value, so a device never waits
+for the host. `PositionCache` is handed to any `transformers`
 decoder as its cache; the drafter stores its context keys and values in one too.
 
 Leaves out: recurrent state (linear attention, Mamba), which cannot be taken back by
@@ -32,19 +34,22 @@ class PositionCache:
     Attributes:
         lengths: (B,) int64 on the CPU, valid positions of each row; what lies beyond
             is stale. The owner sets it: writing does not know what will be accepted.
-        rows_written: number of (row, position) pairs written to layer 0 so far. Tests
+        static_span: positions that a pass reads; None for as many as were written.
+            With it, positions are on the buffers' device and a pass writes all rows.
+        rows_written: number of (row, position) pairs written to layer 0 so far, those
+            of static passes left out. Tests
             use it to show that nothing is computed twice.
     """
 
     # Asked by `transformers` before it decides how to run a model with this cache.
     is_compileable = False
-    static = False  # whether reads cover a fixed number of positions
     is_sliding = (False,)
 
     def __init__(self, batch_size: int, capacity: int):
         self.batch_size = batch_size
         self.capacity = capacity
         self.lengths = torch.zeros(batch_size, dtype=torch.long)
+        self.static_span: int | None = None
         self.rows_written = 0
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
@@ -67,15 +72,21 @@ class PositionCache:
         Raises:
             DFlashLabError: a position lies outside the capacity.
         """
+        self._positions = positions
+        self._whole = rows is None
+        device = positions.device if self.static_span is not None else None
+        self._rows = rows
+        if rows is None:
+            self._rows = torch.arange(self.batch_size, device=device)
+        if self.static_span is not None:
+            self._span = self.static_span
+            return self._span
         self._span = int(positions.max()) + 1
         if self._span > self.capacity:
             raise DFlashLabError(
                 f"position {self._span - 1} does not fit a cache of {self.capacity} "
                 "positions; allocate a larger one"
             )
-        self._positions = positions
-        self._rows = torch.arange(self.batch_size) if rows is None else rows
-        self._whole = rows is None
         return self._span
 
     def update(
@@ -105,13 +116,17 @@ class PositionCache:
                 shape = (self.batch_size, new.shape[1], self.capacity, new.shape[3])
                 store[layer_idx] = new.new_zeros(shape)
             buffer = store[layer_idx]
-            if len(rows) == 1 and _is_range(positions[0]):
+            if self.static_span is not None and len(rows) == 1 == self.batch_size:
+                buffer.index_copy_(2, positions[0], new)
+            elif self.static_span is not None:
+                buffer[rows[:, None], :, positions] = new.transpose(1, 2)
+            elif len(rows) == 1 and _is_range(positions[0]):
                 # One row, consecutive positions: a plain slice is a single copy.
                 start = int(positions[0, 0])
                 buffer[int(rows[0]), :, start : start + new.shape[2]] = new[0]
             else:
                 buffer[rows[:, None], :, positions] = new.transpose(1, 2)
-        if layer_idx == 0:
+        if layer_idx == 0 and self.static_span is None:
             self.rows_written += positions.numel()
 
     def read(
@@ -128,7 +143,7 @@ class PositionCache:
 
     def span_before(self, start: Tensor) -> int:
         """Positions to read for rows whose next token stands at `start` (B,)."""
-        return int(start.max())
+        return int(start.max()) if self.static_span is None else self.static_span
 
     def keep_rows(self, rows: Tensor) -> None:
         """Keep only these rows, in this order; the others' memory is released."""

@@ -141,7 +141,8 @@ class DFlashDraftModel(nn.Module):
         context = self.fuse(target_hidden)
         cos, sin = self.rotary(context, positions)
         cache.write_at(positions, rows)
-        self.context_rows += positions.numel()
+        if cache.static_span is None:
+            self.context_rows += positions.numel()
         for index, layer in enumerate(self.layers):
             cache.write(*layer.self_attn.keys_values(context, cos, sin), index)
 
@@ -162,8 +163,8 @@ class DFlashDraftModel(nn.Module):
             (B, K, D) normed hidden states, as `forward`.
         """
         block_size = noise_embedding.shape[1]
-        span = int(start.max())
-        positions = start[:, None] + torch.arange(block_size)
+        span = cache.span_before(start)
+        positions = start[:, None] + torch.arange(block_size, device=start.device)
         cos, sin = self.rotary(noise_embedding, positions)
         contexts = [cache.read(i, span) for i in range(len(self.layers))]
         masks = self.block_masks(start[:, None], span, block_size)

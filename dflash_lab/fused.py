@@ -110,7 +110,6 @@ class FusedTap:
     def __init__(self, taps: list, target_layer_ids: Sequence[int], num_layers: int):
         check_layer_ids(target_layer_ids, num_layers)
         self.target_layer_ids = tuple(target_layer_ids)
-        self.captures = 0
         self._states: dict[int, Tensor] = {}
         self._taps = taps
         taps.append(self)
@@ -118,7 +117,6 @@ class FusedTap:
     def keep(self, states: dict[int, Tensor]) -> None:
         """Remember this tap's layers of a pass."""
         self._states = {i: states[i] for i in self.target_layer_ids}
-        self.captures += len(self._states)
 
     def take(self) -> Tensor | None:
         """As `HiddenStateTap.take`."""
@@ -178,7 +176,8 @@ class FusedDrafter:
         context = self._fc(target_hidden.to(self.dtype))[0]
         context = rms_norm(context, self._context_norm, self.config.rms_norm_eps)
         cache.write_at(positions, rows)
-        self.context_rows += positions.numel()
+        if cache.static_span is None:
+            self.context_rows += positions.numel()
         for index, layer in enumerate(self._layers):
             cache.write(*layer.keys_values(context, rope), index)
 
@@ -211,7 +210,12 @@ class FusedDrafter:
             causal = self.config.causal_in_block(kind)
             window = self.config.window_of(kind)
             # One row, right behind its context: nothing is hidden.
-            if len(start) == 1 and not cache.static and not causal and window is None:
+            if (
+                len(start) == 1
+                and cache.static_span is None
+                and not causal
+                and window is None
+            ):
                 masks[kind] = None
                 continue
             masks[kind] = anchor_block_mask(

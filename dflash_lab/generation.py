@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.stopping import StopRules
 from dflash_lab.target import Target
 from dflash_lab.trace import DecodeTrace
 
@@ -64,6 +65,11 @@ class Row:
     @property
     def remaining(self) -> int:
         return self.budget - len(self.output)
+
+    def reason(self, rules: StopRules) -> str | None:
+        """Why the row ends with its latest token, None if it goes on."""
+        reason = rules.reason(self.prompt, self.output, self.budget)
+        return "position_limit" if reason == "length" and self.capped else reason
 
 
 def as_prompts(input_ids, target: Target, max_new_tokens: int) -> list[list[int]]:

@@ -89,11 +89,22 @@ class Proposer(Protocol):
 
 
 class Plain:
-    """Nobody drafts: the loop becomes plain autoregressive decoding."""
+    """Nobody drafts: the loop becomes plain autoregressive decoding.
+
+    Args:
+        kernel_rows: rows of each pass. With the block size of a drafter, `strict`
+            decoding runs the very kernels of a drafted run; rows behind the first are
+            junk then.
+    """
 
     name = "none"
     block_size = 1
     target_layer_ids = ()
+
+    def __init__(self, kernel_rows: int = 1):
+        if kernel_rows < 1:
+            raise DFlashLabError(f"kernel_rows {kernel_rows} must be 1 or more")
+        self.kernel_rows = kernel_rows
 
     def start(self, target: Target, batch_size: int, capacity: int) -> _PlainSession:
         return _PlainSession()
@@ -204,6 +215,7 @@ class DFlash:
                 f"trained with {trained}, smaller blocks work, larger ones do not"
             )
         self.drafter, self.block_size = drafter, block_size
+        self.kernel_rows = block_size
         self.target_layer_ids = drafter.config.target_layer_ids
         self.passes = as_fast_drafter(drafter) if fused else drafter
 

@@ -170,6 +170,13 @@ def pick_tokens(
         DFlashLabError: NaN among the logits.
     """
     check_finite(logits)
+    return choose_tokens(logits, positions, sampling, seeds)
+
+
+def choose_tokens(
+    logits: Tensor, positions: Tensor, sampling: Sampling, seeds: Tensor
+) -> Tensor:
+    """`pick_tokens` without the look at the logits, for which a device would wait."""
     if sampling.greedy:
         return logits.argmax(dim=-1)
     positions = positions.to(logits.device)
@@ -183,10 +190,15 @@ def check_finite(logits: Tensor, whose: str = "target") -> None:
     """Refuse NaN logits: every comparison with them is false, so decoding would go on
     and emit garbage."""
     if logits.amax(dim=-1).isnan().any():
-        raise DFlashLabError(
-            f"the {whose}'s logits contain NaN; its weights are damaged or overflow in "
-            f"{logits.dtype}; load it in float32 or bfloat16"
-        )
+        raise nan_error(whose, logits.dtype)
+
+
+def nan_error(whose: str, dtype: torch.dtype) -> DFlashLabError:
+    """What to raise where NaN was found among logits."""
+    return DFlashLabError(
+        f"the {whose}'s logits contain NaN; its weights are damaged or overflow in "
+        f"{dtype}; load it in float32 or bfloat16"
+    )
 
 
 _MASK32 = 0xFFFFFFFF

@@ -266,7 +266,7 @@ def test_an_interrupted_demo_reports_nothing(capsys, tmp_path, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dflash_lab.target.Target.forward", interrupted)
+    monkeypatch.setattr("dflash_lab.fused.FusedTarget.forward", interrupted)
     out = ["--out", str(tmp_path)]
     assert main(["demo", *TINY, "--prompt", PROMPT, *out]) == 130
     assert list(tmp_path.iterdir()) == []

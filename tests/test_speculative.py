@@ -296,7 +296,9 @@ def test_context_rows_are_projected_once(target, drafter, fused):
     proposer = DFlash(drafter, fused=fused)
     proposer.passes.context_rows = 0
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
-    result = speculative_generate(target, proposer, prompts, max_new_tokens=20)
+    result = speculative_generate(
+        target, proposer, prompts, max_new_tokens=20, loop="host"
+    )
     drafts = sum(len(c.draft_tokens) > 0 for c in result.trace.cycles)
     assert drafts > 10
     committed = sum(
