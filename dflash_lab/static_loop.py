@@ -24,7 +24,7 @@ from dflash_lab.acceptance import accept_matching
 from dflash_lab.fused import FusedDrafter, FusedTarget
 from dflash_lab.generation import Row
 from dflash_lab.proposers import DFlash, Plain, Proposer
-from dflash_lab.sampling import Sampling, choose_tokens
+from dflash_lab.sampling import Sampling, choose_tokens, most_likely
 from dflash_lab.target import Target
 
 # Columns of a report before the drafts and the picks.
@@ -174,7 +174,7 @@ class StaticLoop:
             self.session.embed(block), self.anchor, self.session.cache
         )
         logits = self.session.logits(hidden[:, 1:])
-        return logits.argmax(dim=-1), _any_nan(logits)
+        return most_likely(logits), _any_nan(logits)
 
     def verify(self, drafts: Tensor) -> Tensor:
         """(B, K, V) logits of the target for anchor and drafts."""

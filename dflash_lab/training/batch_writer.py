@@ -21,6 +21,7 @@ from dflash_lab.sampling import (
     Sampling,
     check_finite,
     inverse_cdf_pick,
+    most_likely,
     uniform_noise,
     warped_log_probs,
 )
@@ -130,11 +131,10 @@ class BatchWriter:
 
     def _pick(self, logits: Tensor, positions: Tensor, indices: list[int]) -> list[int]:
         """One token per row: (B, V) logits, (B, 1) positions being chosen."""
-        # One argmax over the logits as they are; only sampled rows are copied and
+        # One search over the logits as they are; only sampled rows are copied and
         # turned into probabilities.
-        picked = logits.argmax(dim=-1)
-        if logits.gather(-1, picked[:, None]).isnan().any():
-            check_finite(logits)
+        picked = most_likely(logits)
+        check_finite(logits)
         by_row = [self.samplings[i % len(self.samplings)] for i in indices]
         for sampling in {s for s in by_row if not s.greedy}:
             rows = torch.tensor([n for n, s in enumerate(by_row) if s == sampling])

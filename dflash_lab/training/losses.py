@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dflash_lab.sampling import most_likely
+
 LOSSES = ("ce", "kl", "dpace")
 # gamma for a block size K, from the paper's appendix A.1.
 PAPER_GAMMA = {8: 4.0, 10: 5.0, 16: 7.0}
@@ -82,7 +84,7 @@ class _FrozenHeadLoss(torch.autograd.Function):
                 raw = F.linear(hidden[rows], head).to(dtype).requires_grad_()
                 logits = transform(raw)
             scores = logits.detach()
-            right[rows] = scores.argmax(dim=-1) == labels[rows]
+            right[rows] = most_likely(scores) == labels[rows]
             log_probs = scores - scores.logsumexp(dim=-1, keepdim=True)
             picked = labels[rows, None]
             if teacher is None:
