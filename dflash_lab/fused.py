@@ -39,7 +39,7 @@ class FusedTarget(Target):
     def __init__(self, model: nn.Module):
         super().__init__(model)
         config, base = self.config, model.model
-        pack = small_enough(model.parameters())
+        copy = small_enough(model.parameters())
         eps = config.rms_norm_eps
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._layers = [
@@ -50,14 +50,14 @@ class FusedTarget(Target):
                 eps,
                 heads,
                 kv_heads,
-                pack,
+                copy,
             )
             for layer in find_decoder_layers(model)
         ]
         kinds = getattr(config, "layer_types", None)
         self._kinds = kinds or ["full_attention"] * self.num_layers
         self._norm = base.norm.weight.detach()
-        self._head = as_packed([self.head], pack)
+        self._head = as_packed([self.head], copy)
         self._rope = RopeTable(base.rotary_emb, self.embedding_table)
         self._taps: list[FusedTap] = []
 
@@ -69,7 +69,7 @@ class FusedTarget(Target):
         return FusedTap(self._taps, target_layer_ids, self.num_layers)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)[0]
+        return self._head(hidden)
 
     def forward(
         self,
@@ -144,8 +144,8 @@ class FusedDrafter:
     def __init__(self, drafter: DFlashDraftModel):
         config = drafter.config
         self.config, self.dtype, self.device = config, drafter.dtype, drafter.device
-        pack = small_enough(drafter.parameters())
-        self._fc = as_packed([drafter.fc], pack)
+        copy = small_enough(drafter.parameters())
+        self._fc = as_packed([drafter.fc], copy)
         self._layers = [
             FusedLayer(
                 layer.self_attn,
@@ -154,7 +154,7 @@ class FusedDrafter:
                 config.rms_norm_eps,
                 config.num_attention_heads,
                 config.num_key_value_heads,
-                pack,
+                copy,
                 context=True,
             )
             for layer in drafter.layers
@@ -173,7 +173,7 @@ class FusedDrafter:
     ) -> None:
         self._rope.grow(cache.capacity)
         rope = self._rope.at(positions)
-        context = self._fc(target_hidden.to(self.dtype))[0]
+        context = self._fc(target_hidden.to(self.dtype))
         context = rms_norm(context, self._context_norm, self.config.rms_norm_eps)
         cache.write_at(positions, rows)
         if cache.static_span is None:

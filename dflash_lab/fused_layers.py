@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from dflash_lab.attention import attend
 from dflash_lab.packed import PackedLinear
 
+Rope = tuple[Tensor, Tensor]
+
 
 class FusedLayer:
     """One pre-norm layer with grouped attention, of a target or a drafter.
@@ -29,7 +31,7 @@ class FusedLayer:
         eps: of all norms.
         heads: query heads.
         kv_heads: key and value heads.
-        pack: see `PackedLinear`.
+        copy: see `PackedLinear`.
         context: whether `keys_values` is needed.
     """
 
@@ -41,30 +43,33 @@ class FusedLayer:
         eps: float,
         heads: int,
         kv_heads: int,
-        pack: bool,
+        copy: bool,
         context: bool = False,
     ):
         q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        self.qkv = as_packed([q, k, v], pack)
-        self.kv = as_packed([k, v], pack) if context else None
-        self.out = as_packed([attention.o_proj], pack)
-        self.gate_up = as_packed([mlp.gate_proj, mlp.up_proj], pack)
-        self.down = as_packed([mlp.down_proj], pack)
+        self.qkv = as_packed([q, k, v], copy)
+        self.kv = as_packed([k, v], copy) if context else None
+        self.out = as_packed([attention.o_proj], copy)
+        self.gate_up = as_packed([mlp.gate_proj, mlp.up_proj], copy)
+        self.down = as_packed([mlp.down_proj], copy)
         self.eps, self.heads, self.kv_heads = eps, heads, kv_heads
         self.norm_1, self.norm_2 = (norm.weight.detach() for norm in norms)
-        self.q_norm = _weight_of(attention, "q_norm")
-        self.k_norm = _weight_of(attention, "k_norm")
+        # One weight for each head: queries and keys are normed in one go.
+        self.qk_norm = self.k_norm = None
+        if hasattr(attention, "q_norm"):
+            self.k_norm = attention.k_norm.weight.detach()
+            q_norm = attention.q_norm.weight.detach().expand(heads, -1)
+            self.qk_norm = torch.cat([q_norm, self.k_norm.expand(kv_heads, -1)])
 
-    def keys_values(self, x: Tensor, rope: tuple[Tensor, Tensor]):
+    def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         """(B, T, D), normed if it should be -> keys and values (B, Hkv, T, d)."""
         assert self.kv is not None
-        k, v = self.kv(x)
-        return self._keys(k, rope), _by_head(v, self.kv_heads).transpose(1, 2)
+        both = self.kv(x).unflatten(-1, (2 * self.kv_heads, -1))
+        keys, values = both.split(self.kv_heads, dim=2)
+        keys = turned(keys, self.k_norm, self.eps, rope)
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def _keys(self, k: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        return _turned(k, self.kv_heads, self.k_norm, self.eps, rope)
-
-    def __call__(self, x: Tensor, rope: tuple[Tensor, Tensor], store) -> Tensor:
+    def __call__(self, x: Tensor, rope: Rope, store) -> Tensor:
         """One layer.
 
         Args:
@@ -73,13 +78,16 @@ class FusedLayer:
             store: called with keys and values of the rows, (B, Hkv, T, d) each; gives
                 all keys, all values and the mask.
         """
-        q, k, v = self.qkv(rms_norm(x, self.norm_1, self.eps))
-        queries = _turned(q, self.heads, self.q_norm, self.eps, rope)
-        values = _by_head(v, self.kv_heads).transpose(1, 2)
-        mixed = attend(queries, *store(self._keys(k, rope), values))
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))[0]
-        gate, up = self.gate_up(rms_norm(x, self.norm_2, self.eps))
-        return x + self.down(F.silu(gate) * up)[0]
+        heads, shared = self.heads, self.kv_heads
+        rows = self.qkv(rms_norm(x, self.norm_1, self.eps))
+        rows = rows.unflatten(-1, (heads + 2 * shared, -1))  # (B, T, H, d)
+        queries_keys, values = rows.split([heads + shared, shared], dim=2)
+        queries_keys = turned(queries_keys, self.qk_norm, self.eps, rope)
+        queries, keys = queries_keys.transpose(1, 2).split([heads, shared], dim=1)
+        mixed = attend(queries, *store(keys, values.transpose(1, 2)))
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        gate, up = self.gate_up(rms_norm(x, self.norm_2, self.eps)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
 
 
 class RopeTable:
@@ -104,7 +112,7 @@ class RopeTable:
         sin[:, : sin.shape[1] // 2].neg_()
         self._table = cos, sin
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def at(self, positions: Tensor) -> Rope:
         """(B, T) -> cos and signed sin, each (B, T, 1, d)."""
         assert self._table is not None, "call grow first"
         cos, sin = self._table
@@ -112,37 +120,23 @@ class RopeTable:
         return cos[positions][:, :, None], sin[positions][:, :, None]
 
 
-def as_packed(modules: Sequence[nn.Module], pack: bool) -> PackedLinear:
+def as_packed(modules: Sequence[nn.Module], copy: bool) -> PackedLinear:
     """Linear modules that read the same input, as one product."""
     weights = [module.weight for module in modules]
-    return PackedLinear(weights, [module.bias for module in modules], pack)
-
-
-def _weight_of(module: nn.Module, name: str) -> Tensor | None:
-    found = getattr(module, name, None)
-    return None if found is None else found.weight.detach()
+    return PackedLinear(weights, [module.bias for module in modules], copy)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight along the last dimension."""
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    """x / rms(x) * weight, the mean taken along the last dimension."""
+    if weight.dim() == 1:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x, x.shape[-1:], None, eps) * weight
 
 
-def _by_head(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(-1, (heads, -1))  # (B, T, H, d)
-
-
-def _turned(
-    x: Tensor,
-    heads: int,
-    weight: Tensor | None,
-    eps: float,
-    rope: tuple[Tensor, Tensor],
-) -> Tensor:
-    """Normed and rotated: (B, T, H*d) -> (B, H, T, d)."""
-    x = _by_head(x, heads)
+def turned(x: Tensor, weight: Tensor | None, eps: float, rope: Rope) -> Tensor:
+    """Heads (B, T, H, d), normed if there is a weight, and rotated."""
     if weight is not None:
         x = rms_norm(x, weight, eps)
     cos, sin = rope
     half = x.shape[-1] // 2
-    return (x * cos + x.roll(half, dims=-1) * sin).transpose(1, 2)
+    return x * cos + x.roll(half, dims=-1) * sin

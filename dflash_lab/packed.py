@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# A packed weight is a copy. Models above this size keep the plain products.
+# Joined and packed weights are copies. Models above this size keep their own.
 MOST_BYTES = 4 * 2**30
-# In float32 the plain product is the faster one up to this many rows.
+# In float32 the plain product is the faster one up to this many rows, and for weights
+# of fewer elements.
 FEW_ROWS = 3
+SMALL_WEIGHT = 2**18
 
 
 class PackedLinear:
@@ -28,41 +30,42 @@ class PackedLinear:
     Args:
         weights: each (O, I), of one dtype and device.
         biases: one for each weight, or None.
-        pack: False keeps the plain products and makes no copy.
+        copy: False keeps to the given weights and makes no copy.
 
     Attributes:
-        packed: whether the weights were rearranged.
+        packed: whether the joined weight was rearranged.
     """
 
     def __init__(
         self,
         weights: Sequence[Tensor],
         biases: Sequence[Tensor | None] | None = None,
-        pack: bool = True,
+        copy: bool = True,
     ):
-        self._plain = [weight.detach() for weight in weights]
+        self._weights = [weight.detach() for weight in weights]
         biases = biases or [None] * len(weights)
         self._biases = [None if b is None else b.detach() for b in biases]
-        self._sizes = [len(weight) for weight in weights]
-        self._always = self._plain[0].dtype == torch.bfloat16
-        self.packed = pack and can_pack(self._plain[0])
-        if not self.packed:
-            return
-        whole = torch.cat(self._plain) if len(weights) > 1 else self._plain[0]
-        self._bias = None
-        if self._biases[0] is not None:
-            self._bias = torch.cat(self._biases)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(whole, 8)
+        if copy and len(weights) > 1:
+            self._weights = [torch.cat(self._weights)]
+            missing = self._biases[0] is None
+            self._biases = [None if missing else torch.cat(self._biases)]
+        whole = self._weights[0]
+        self._always = whole.dtype == torch.bfloat16
+        large = self._always or whole.numel() >= SMALL_WEIGHT
+        self.packed = copy and large and can_pack(whole)
+        if self.packed:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(whole, 8)
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        """(B, T, I) -> a (B, T, O) for each weight."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """(B, T, I) -> (B, T, sum of O), the weights' outputs one after the other."""
         if self.packed and (self._always or x.shape[0] * x.shape[1] > FEW_ROWS):
-            product = torch.ops.mkldnn._linear_pointwise(
-                x, self._weight, self._bias, "none", [], ""
+            return torch.ops.mkldnn._linear_pointwise(
+                x, self._packed, self._biases[0], "none", [], ""
             )
-            return product.split(self._sizes, dim=-1)
-        pairs = zip(self._plain, self._biases, strict=True)
-        return tuple(F.linear(x, weight, bias) for weight, bias in pairs)
+        if len(self._weights) == 1:
+            return F.linear(x, self._weights[0], self._biases[0])
+        pairs = zip(self._weights, self._biases, strict=True)
+        return torch.cat([F.linear(x, w, b) for w, b in pairs], dim=-1)
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -188,24 +188,28 @@ def test_the_fused_drafter_equals_its_modules(target, overrides):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 3, 4, 40])
 @pytest.mark.parametrize("bias", [True, False])
-def test_packed_products_equal_plain_ones(dtype, rows, bias):
+def test_packed_products_equal_plain_ones(dtype, rows, bias, monkeypatch):
+    monkeypatch.setattr(packed, "SMALL_WEIGHT", 1)
     noise = torch.Generator().manual_seed(0)
     sizes = (24, 8, 40)
     weights = [torch.randn(n, 32, generator=noise).to(dtype) for n in sizes]
-    biases = [
-        torch.randn(n, generator=noise).to(dtype) if bias else None for n in sizes
-    ]
-    x = torch.randn(2, rows, 32, generator=noise).to(dtype)
-    for pack in (True, False):
-        found = PackedLinear(weights, biases, pack)(x)
-        for y, weight, b in zip(found, weights, biases, strict=True):
-            tolerance = 1e-5 if dtype == torch.float32 else 0.02
-            expected = F.linear(x, weight, b)
-            torch.testing.assert_close(y, expected, rtol=tolerance, atol=1e-4)
+    biases = [None for _ in sizes]
+    if bias:
+        biases = [torch.randn(n, generator=noise).to(dtype) for n in sizes]
+    x = torch.randn(1, rows, 32, generator=noise).to(dtype)
+    pairs = zip(weights, biases, strict=True)
+    expected = torch.cat([F.linear(x, w, b) for w, b in pairs], dim=-1)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
+    for copy in (True, False):
+        product = PackedLinear(weights, biases, copy)
+        torch.testing.assert_close(product(x), expected, rtol=tolerance, atol=1e-4)
+        assert product.packed == (copy and packed.can_pack(weights[0]))
 
 
 def test_packing_is_left_out_where_it_cannot_be(monkeypatch):
     weight = torch.randn(8, 8)
+    assert not PackedLinear([weight]).packed  # too small to gain
+    monkeypatch.setattr(packed, "SMALL_WEIGHT", 64)
     assert PackedLinear([weight]).packed == torch.backends.mkldnn.is_available()
     assert not PackedLinear([weight.double()]).packed
     assert not PackedLinear([weight.to("meta")]).packed
