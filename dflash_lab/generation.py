@@ -6,7 +6,7 @@ Leaves out: the loop between the two (`speculative.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -22,11 +22,14 @@ class GenerationResult:
 
     Attributes:
         output_ids: generated ids, one list per prompt.
-        stop_reasons: per prompt: `stop_token`, `stop_string`, `length`,
-            `position_limit` or `interrupted`.
+        stop_reasons: per prompt: `stop_token`, `stop_string`, `criterion`,
+            `length`, `position_limit` or `interrupted`.
         trace: every cycle.
         seconds: wall-clock time, prefill included.
         time_to_first_token: seconds until the first prompt's first token.
+        scores: per prompt, for each of its tokens the (V,) logits it was chosen from,
+            after the processors; None unless asked for.
+        logits: the same before the processors.
     """
 
     output_ids: list[list[int]]
@@ -34,6 +37,8 @@ class GenerationResult:
     trace: DecodeTrace
     seconds: float
     time_to_first_token: float
+    scores: list[list[Tensor]] | None = None
+    logits: list[list[Tensor]] | None = None
 
     @property
     def tau(self) -> float:
@@ -57,6 +62,8 @@ class Row:
     output: list[int]
     cycle: int = 0
     stop_reason: str | None = None
+    scores: list[Tensor] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
 
     @property
     def text(self) -> list[int]:

@@ -51,6 +51,8 @@ class HostLoop:
         trace,
         on_tokens,
         details,
+        processors=(),
+        keep_scores=False,
     ):
         self.target: Target = target
         self.block_size: int = proposer.block_size
@@ -62,6 +64,7 @@ class HostLoop:
         self.tap = tap
         self.trace: DecodeTrace = trace
         self.on_tokens, self.details = on_tokens, details
+        self.processors, self.keep_scores = list(processors), keep_scores
         # A block may look K-1 positions past the last token that becomes text.
         capacity = max(len(row.prompt) + row.budget for row in rows) + self.block_size
         self.cache = target.new_cache(len(rows), capacity)
@@ -92,12 +95,14 @@ class HostLoop:
         logits = self.target.forward(
             torch.tensor([row.prompt]), positions, self.cache, which, logits_to_keep=1
         )
+        scores = self._process(logits, [row.prompt], [[]], [0])
         token = pick_tokens(
-            logits, torch.tensor([[length]]), self.sampling, self.seeds[which]
+            scores, torch.tensor([[length]]), self.sampling, self.seeds[which]
         )
         self.session.observe(self.tap.take(), positions, which)
         self.cache.lengths[place] = length
         self._commit(row, [int(token)])
+        self._keep_scores(row, 1, logits[0], scores[0])
 
     def _cycle(self) -> None:
         clock = [self._now()]
@@ -119,22 +124,47 @@ class HostLoop:
         start = torch.tensor([len(text) - 1 for text in texts])
         positions = start[:, None] + torch.arange(block.shape[1])
         logits = self.target.forward(block, positions, self.cache)
-        verdict = self._judge(logits, proposal, num_drafts, positions + 1)
+        drafts = proposal.tokens.tolist()
+        scores = self._process(logits, texts, drafts, num_drafts.tolist())
+        verdict = self._judge(scores, proposal, num_drafts, positions + 1)
         # Reading the verdict waits for the device, so this is when verifying ends.
         accepted = verdict.accepted.tolist()
         next_token = verdict.next_token.tolist()
         clock.append(self._now())
 
-        drafts = proposal.tokens.tolist()
         kept = [
             self._commit(row, drafts[b][: accepted[b]] + [next_token[b]])
             for b, row in enumerate(rows)
         ]
+        for b, row in enumerate(rows):
+            self._keep_scores(row, kept[b], logits[b], scores[b])
         self.cache.lengths = start + torch.tensor(accepted) + 1
         clock.append(self._now())
         self._observe(start, accepted)
         clock.append(self._now())
         self._record(start, proposal, num_drafts, verdict, kept, clock, logits)
+
+    def _process(self, logits: Tensor, texts, drafts, counts) -> Tensor:
+        """Logits after the processors, each row in the light of what is before it.
+
+        A processor sees the text and the drafts before a slot, as it would in plain
+        decoding if these drafts were right; if they are not, the slot does not count.
+        """
+        if not self.processors:
+            return logits
+        scores = logits.float() if logits.dtype != torch.float64 else logits.clone()
+        scores = scores.clone() if scores is logits else scores
+        for b, text in enumerate(texts):
+            for j in range(counts[b] + 1):
+                ids = torch.tensor([[*text, *drafts[b][:j]]], device=scores.device)
+                for processor in self.processors:
+                    scores[b, j] = processor(ids, scores[b, j : j + 1])[0]
+        return scores
+
+    def _keep_scores(self, row: Row, count: int, logits: Tensor, scores: Tensor):
+        if self.keep_scores:
+            row.logits += [x.clone() for x in logits[:count]]
+            row.scores += [x.clone() for x in scores[:count]]
 
     def _judge(
         self, logits: Tensor, proposal: Proposal, num_drafts: Tensor, positions: Tensor

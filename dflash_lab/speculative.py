@@ -43,6 +43,9 @@ def speculative_generate(
     details: bool = False,
     loop: str = "auto",
     strict: bool = False,
+    logits_processor: Sequence[Callable] = (),
+    stopping_criteria: Sequence[Callable] = (),
+    output_scores: bool = False,
 ) -> GenerationResult:
     """Generate text that is the target's own, with drafts by `proposer`.
 
@@ -63,6 +66,10 @@ def speculative_generate(
             where proposer and rules allow it. Both give the same.
         strict: every pass in one shape, so that the output is bit for bit that of
             `Plain(kernel_rows=K)`, in any dtype; slower at long capacities.
+        logits_processor: `transformers` processors, applied slot by slot in the light
+            of the drafts before it; they must not keep a state between calls.
+        stopping_criteria: `transformers` criteria, asked after every token.
+        output_scores: keep the logits of every token in the result.
 
     Returns:
         Ids, reasons, trace and times. After Ctrl-C, what was generated so far, with
@@ -81,16 +88,23 @@ def speculative_generate(
         raise DFlashLabError(f"{len(seeds)} seeds for {len(prompts)} prompts")
     for seed in seeds:
         replace(sampling, seed=seed)  # refuses a seed out of range
-    rules = StopRules(stop_token_ids, stop_strings, tokenizer)
+    rules = StopRules(stop_token_ids, stop_strings, tokenizer, stopping_criteria)
+    custom = logits_processor or stopping_criteria or output_scores
     rows = [new_row(i, p, max_new_tokens, target) for i, p in enumerate(prompts)]
     trace = DecodeTrace(_header(target, proposer, prompts, sampling, seeds))
     static = _choose_loop(
-        loop, strict, can_run(target, proposer, sampling, stop_strings, details)
+        loop,
+        strict,
+        can_run(target, proposer, sampling, bool(stop_strings or details or custom)),
     )
     trace.header |= {"loop": "static" if static else "host", "strict": strict}
     with torch.inference_mode(), target.tap(proposer.target_layer_ids) as tap:
         parts = (target, proposer, rows, sampling, seeds, rules, tap, trace, on_tokens)
-        run = StaticRun(*parts, strict) if static else HostLoop(*parts, details)
+        run = (
+            StaticRun(*parts, strict)
+            if static
+            else HostLoop(*parts, details, logits_processor, output_scores)
+        )
         started = time.perf_counter()
         first_token = run.run()
         seconds = time.perf_counter() - started
@@ -100,6 +114,8 @@ def speculative_generate(
         trace=trace,
         seconds=seconds,
         time_to_first_token=first_token - started,
+        scores=[row.scores for row in rows] if output_scores else None,
+        logits=[row.logits for row in rows] if output_scores else None,
     )
 
 
@@ -110,7 +126,8 @@ def _choose_loop(asked: str, strict: bool, possible: bool) -> bool:
         raise DFlashLabError(
             "the static loop and strict decoding take DFlash or Plain, greedy decoding "
             "or the rule 'match', stop tokens and a length limit; for stop strings, "
-            "details, other proposers and rules use loop='host' without strict"
+            "processors, criteria, scores, details, other proposers and rules use "
+            "loop='host' without strict"
         )
     return possible and asked != "host"
 

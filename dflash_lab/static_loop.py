@@ -225,9 +225,14 @@ class StaticLoop:
 
 
 def can_run(
-    target: Target, proposer: Proposer, sampling: Sampling, stop_strings, details
+    target: Target, proposer: Proposer, sampling: Sampling, extras: bool
 ) -> bool:
-    """Whether a generation can be stated as a static loop."""
+    """Whether a generation can be stated as a static loop.
+
+    Args:
+        target, proposer, sampling: of the generation.
+        extras: stop strings, processors, criteria, scores or details are wanted.
+    """
     # On a GPU the cycle is captured, which needs passes that wait for nothing.
     fused = isinstance(target, FusedTarget) and isinstance(
         getattr(proposer, "passes", None), (FusedDrafter, type(None))
@@ -236,8 +241,7 @@ def can_run(
         type(proposer) in (DFlash, Plain)
         and (fused or target.device.type == "cpu")
         and (sampling.greedy or sampling.rule == "match")
-        and not stop_strings
-        and not details
+        and not extras
     )
 
 

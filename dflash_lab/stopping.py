@@ -5,12 +5,13 @@ rules are asked after every single token, as plain decoding would, so the text i
 exactly where plain decoding ends. Stop strings are judged by the criterion of
 `transformers`.
 
-Leaves out: minimum lengths and criteria that look at logits.
+Leaves out: minimum lengths (a logits processor does that) and criteria that look at
+scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import StopStringCriteria
@@ -25,6 +26,8 @@ class StopRules:
         stop_token_ids: the first of these ends a row; it is kept.
         stop_strings: text that ends a row; the token that completes it is kept.
         tokenizer: needed for stop strings.
+        criteria: `transformers` stopping criteria, asked after every token with the
+            ids so far and None for the scores.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class StopRules:
         stop_token_ids: Sequence[int] = (),
         stop_strings: Sequence[str] = (),
         tokenizer=None,
+        criteria: Sequence[Callable] = (),
     ):
         if isinstance(stop_strings, str):
             stop_strings = [stop_strings]
@@ -46,6 +50,7 @@ class StopRules:
                     "tokenizer=..., or use stop_token_ids"
                 )
             self._strings = StopStringCriteria(tokenizer, list(stop_strings))
+        self.criteria = list(criteria)
 
     def reason(self, prompt: Sequence[int], output: Sequence[int], budget: int):
         """Why the row ends with its latest token, or None if it goes on.
@@ -56,7 +61,7 @@ class StopRules:
             budget: most output tokens this row may have.
 
         Returns:
-            `"stop_token"`, `"stop_string"`, `"length"` or None.
+            `"stop_token"`, `"stop_string"`, `"criterion"`, `"length"` or None.
         """
         if output[-1] in self.stop_token_ids:
             return "stop_token"
@@ -64,4 +69,8 @@ class StopRules:
             ids = torch.tensor([[*prompt, *output]])
             if bool(self._strings(ids, None)[0]):
                 return "stop_string"
+        if self.criteria:
+            ids = torch.tensor([[*prompt, *output]])
+            if any(bool(torch.as_tensor(c(ids, None)).all()) for c in self.criteria):
+                return "criterion"
         return "length" if len(output) >= budget else None

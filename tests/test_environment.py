@@ -41,6 +41,7 @@ LAYERS = [
     {"trace"},
     {"generation", "static_loop", "graphs", "static_run", "host_loop"},
     {"speculative", "certify"},
+    {"hf_assistant", "hf_generate", "baselines"},
     {"packaged", "pairs", "prompts"},
     {"engines", "speculators_format", "speculators_folder", "export"},
     {"analysis", "training"},
