@@ -3,7 +3,8 @@
 Every prompt is decoded by plain decoding (our loop), by DFlash and by
 `model.generate`, one after the other in one process, so that a busy machine slows all
 three alike. Outputs are compared token by token; where they differ, each difference is
-certified as a tie or counts as a failure.
+certified as a tie or counts as a failure. With `strict` every pass has one shape, and
+the output must be bit for bit that of plain decoding in the same shape.
 
 Leaves out: files (`demo_report.py`), intervals and other baselines; this shows, it does
 not benchmark.
@@ -22,7 +23,7 @@ from dflash_lab.analysis.acceptance import acceptance_per_position, pooled_tau
 from dflash_lab.certify import Tie, certify
 from dflash_lab.pairs import Pair
 from dflash_lab.prompts import Prompt
-from dflash_lab.proposers import DFlash, Plain, Proposer
+from dflash_lab.proposers import DFlash, Plain
 from dflash_lab.speculative import GenerationResult, speculative_generate
 from dflash_lab.trace import DecodeTrace, environment
 
@@ -39,6 +40,7 @@ class TurnResult:
         plain, dflash: results of our loop.
         generate_ids, generate_seconds: of `model.generate`.
         ties: places where DFlash took another token than plain decoding.
+        twin: plain decoding in the kernel shape of DFlash; None unless strict.
         complete: the DFlash answer ends where an answer may end: with its first stop
             token, or at the length limit.
     """
@@ -52,12 +54,14 @@ class TurnResult:
     generate_ids: list[int]
     generate_seconds: float
     ties: list[Tie] = field(default_factory=list)
+    twin: GenerationResult | None = None
     complete: bool = True
 
     @property
     def equal(self) -> bool:
-        """Token for token the same as plain decoding by our loop."""
-        return self.dflash.output_ids == self.plain.output_ids
+        """Token for token the same as plain decoding by our loop (or its twin)."""
+        plain = self.plain if self.twin is None else self.twin
+        return self.dflash.output_ids == plain.output_ids
 
     @property
     def lossless(self) -> bool:
@@ -72,6 +76,7 @@ def run_demo(
     *,
     max_new_tokens: int,
     block_size: int | None = None,
+    strict: bool = False,
     quiet: bool = False,
 ) -> list[TurnResult]:
     """Decode every prompt by every method; greedy.
@@ -82,6 +87,7 @@ def run_demo(
             the conversation.
         max_new_tokens: per answer.
         block_size: of the drafter; the trained one if None.
+        strict: decode DFlash in passes of one shape, and its plain twin too.
         quiet: no progress bar.
     """
     proposer = DFlash(pair.drafter, block_size)
@@ -102,7 +108,8 @@ def run_demo(
                 shift = len(results) % len(METHODS)
                 order = METHODS[shift:] + METHODS[:shift]
                 made = {
-                    m: _decode(pair, proposer, m, ids, max_new_tokens) for m in order
+                    m: _decode(pair, proposer, m, ids, max_new_tokens, strict)
+                    for m in order
                 }
                 result = TurnResult(
                     name,
@@ -113,7 +120,11 @@ def run_demo(
                     made["dflash"],
                     *made["generate"],
                 )
-                if not result.equal:
+                if strict:
+                    result.twin = _decode(
+                        pair, proposer, "twin", ids, max_new_tokens, True
+                    )
+                elif not result.equal:
                     output = result.dflash.output_ids[0]
                     result.ties = certify(pair.target, ids, output)
                     result.complete = _is_complete(pair, ids, output, max_new_tokens)
@@ -131,21 +142,29 @@ def _is_complete(pair: Pair, ids: list[int], output: list[int], limit: int) -> b
     return len(output) == end
 
 
-def _warm_up(pair: Pair, proposer: Proposer, prompt: Prompt) -> None:
+def _warm_up(pair: Pair, proposer: DFlash, prompt: Prompt) -> None:
     ids = pair.encode(prompt.turns[0])
     for method in METHODS:
-        _decode(pair, proposer, method, ids, 8)
+        _decode(pair, proposer, method, ids, 8, False)
 
 
-def _decode(pair: Pair, proposer: Proposer, method: str, ids: list[int], limit: int):
+def _decode(
+    pair: Pair, proposer: DFlash, method: str, ids: list[int], limit: int, strict: bool
+):
     if method == "generate":
         return _generate(pair, ids, limit)
+    proposers = {
+        "plain": Plain(),
+        "dflash": proposer,
+        "twin": Plain(proposer.kernel_rows),
+    }
     result = speculative_generate(
         pair.target,
-        Plain() if method == "plain" else proposer,
+        proposers[method],
         ids,
         max_new_tokens=limit,
         stop_token_ids=pair.stop_token_ids,
+        strict=strict and method != "plain",
     )
     if result.stop_reasons[0] == "interrupted":
         raise KeyboardInterrupt  # half an answer must not enter the figures
@@ -244,6 +263,9 @@ def summarize(pair: Pair, results: Sequence[TurnResult]) -> dict:
 
 
 def _level(results: Sequence[TurnResult]) -> str:
+    strict = all(result.twin is not None for result in results)
+    if strict and all(result.equal for result in results):
+        return "L1: bit for bit plain decoding in the same kernel shape"
     if all(result.equal for result in results):
         return "L2: equal to ordinary plain decoding, token for token"
     if all(result.lossless for result in results):

@@ -221,8 +221,8 @@ def test_demo_fails_if_the_drafted_text_is_not_the_targets(
     """A loop that commits a wrong token or loses some must end with status 1."""
     real = demo._decode
 
-    def wrong(pair, proposer, method, ids, limit):
-        made = real(pair, proposer, method, ids, limit)
+    def wrong(pair, proposer, method, *arguments):
+        made = real(pair, proposer, method, *arguments)
         if method == "dflash":
             if fault == "wrong token":
                 made.output_ids[0][-1] = (made.output_ids[0][-1] + 1) % 100
@@ -237,6 +237,17 @@ def test_demo_fails_if_the_drafted_text_is_not_the_targets(
     assert "NOT lossless" in capsys.readouterr().out
     summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
     assert summary["equal"] is False and summary["lossless"] is False
+    assert main(["demo", *TINY, "--strict", *arguments]) == 1
+
+
+def test_a_strict_demo_says_its_level(capsys, tmp_path):
+    arguments = ["--prompt", PROMPT, "--max-new-tokens", "24", "--out", str(tmp_path)]
+    for dtype in ("float32", "bfloat16"):
+        command = ["demo", "--pair", "tiny", "--dtype", dtype, "--strict"]
+        assert main([*command, *arguments]) == 0
+        assert "L1: bit for bit" in capsys.readouterr().out
+        summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
+        assert summary["level"].startswith("L1") and summary["equal"]
 
 
 def test_certificates_tell_ties_from_errors():
