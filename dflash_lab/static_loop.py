@@ -210,15 +210,16 @@ class StaticLoop:
         # Tokens up to and with the first stop token; K + 1 if there is none.
         until_stop = (self.size + 1 - stops * (self.size - self.offset)).amin(dim=1)
         kept = torch.minimum(accepted + 1, until_stop)
-        kept = torch.where(self.done, 0, kept)
+        # Not torch.where: its scalars are tensors of the host, which no graph takes.
+        kept = kept.masked_fill(self.done, 0)
         # Every pick is written; what is not kept is junk and written again.
         old = self.text.gather(1, places)
         self.text.scatter_(1, places, torch.where(self.done[:, None], old, picks))
         start = self.anchor.clone()
         self.anchor.add_(kept)
         self.done.logical_or_(stops.any(dim=1) | (self.anchor >= self.last))
-        broken = torch.where(broken, BROKEN_DRAFTER, 0)
-        broken = torch.where(_any_nan(logits), BROKEN_TARGET, broken)
+        broken = broken * BROKEN_DRAFTER
+        broken = broken.masked_fill(_any_nan(logits), BROKEN_TARGET)
         head = (start, accepted, kept, self.done, broken, limit)
         head = torch.stack([column.long() for column in head], dim=1)
         self.report.copy_(torch.cat([head, drafts, picks], dim=1))

@@ -421,6 +421,7 @@ FORBIDDEN = (
     "unique",
     "is_nonzero",
     "equal.default",
+    "where.Scalar",
 )
 
 
@@ -470,6 +471,7 @@ def test_a_cycle_looks_at_no_tensor(style):
         lambda loop: bool(loop.done.all()),
         lambda loop: loop.done.nonzero(),
         lambda loop: torch.zeros(2).to("meta"),
+        lambda loop: torch.where(loop.done, 0, loop.anchor),
     ],
 )
 @torch.inference_mode()
