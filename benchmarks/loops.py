@@ -7,7 +7,7 @@ Methods take turns on every prompt, in an order that changes, so that a busy mac
 slows all alike. Greedy, one prompt at a time. The line that is appended to
 `benchmarks/results/loops.jsonl` holds tokens per second of each method and the median
 over prompts of paired ratios; the loops' own time is what a cycle takes beyond drafting
-and verifying.
+and verifying. Compiled cycles are measured when they are compiled.
 
 Leaves out: intervals, and time to load.
 """
@@ -78,9 +78,11 @@ def make_methods(pair, limit: int) -> dict:
         "static": ours(drafted),
         "host": ours(drafted, loop="host"),
         "strict": ours(drafted, strict=True),
+        "compiled": ours(drafted, compile=True),
         "native": generate(assistant_model=assistant, speculation_type="dflash"),
         "growing caches": growing,
         "plain": ours(Plain()),
+        "plain compiled": ours(Plain(), compile=True),
         "generate": generate(),
     }
 
@@ -127,16 +129,28 @@ def measure(pair, prompts, limit: int) -> dict:
         "static_over_growing": ratio("static", "growing caches"),
         "static_over_plain": ratio("static", "plain"),
         "plain_over_generate": ratio("plain", "generate"),
+        "compiled_over_static": ratio("compiled", "static"),
+        "compiled_over_plain_compiled": ratio("compiled", "plain compiled"),
         "tau": sum(c.acceptance_length for c in cycles["static"])
         / max(1, len(cycles["static"])),
         "cycle_ms": parts,
         "overhead": static["other"] / sum(static.values()),
+        "late_over_early_cycles": late_over_early(cycles["static"]),
         "equal_to_plain": {
             n: sum(a == b for a, b in zip(outputs[n], outputs["plain"], strict=True))
             for n in names
         },
         "prompts": len(prompts),
     }
+
+
+def late_over_early(cycles) -> float:
+    """Median verify time at the far end of the texts over that at their beginning."""
+    starts = sorted(cycle.start for cycle in cycles)
+    low, high = starts[len(starts) // 4], starts[-len(starts) // 4]
+    early = [c.verify_ms for c in cycles if c.start <= low]
+    late = [c.verify_ms for c in cycles if c.start >= high]
+    return statistics.median(late) / statistics.median(early)
 
 
 def main() -> None:

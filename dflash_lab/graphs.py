@@ -1,4 +1,4 @@
-"""Running cycles of a `StaticLoop`: one after the other, or as captured CUDA graphs.
+"""Running cycles of a `StaticLoop`: as they are, compiled, or as captured CUDA graphs.
 
 A graph replays a whole cycle with one call, and the host reads what became of it one
 cycle late, from pinned memory, so it never keeps the device waiting. Noise is a hash of
@@ -9,13 +9,16 @@ Leaves out: what the reports mean (`static_run.py`).
 
 from __future__ import annotations
 
+import functools
 import itertools
+import shutil
 import time
 from collections import deque
 from dataclasses import dataclass
 
 import torch
 
+from dflash_lab.errors import DFlashLabError
 from dflash_lab.static_loop import StaticLoop
 
 WARM_UP = 2  # eager cycles before a capture: libraries allocate on first use
@@ -69,6 +72,25 @@ class EagerCycles:
     def drain(self) -> CycleReport | None:
         """The report of a cycle that was started but not yet read."""
         return None
+
+
+class CompiledCycles(EagerCycles):
+    """Cycles fused by torch.compile, which takes half a minute once per process.
+
+    Loops of the same target, drafter and capacity share what was compiled.
+    """
+
+    def step(self, span: int) -> CycleReport | None:
+        """Run a cycle and say what it did."""
+        started = self._now()
+        _compiled_cycle()(self.loop)
+        rows = self.loop.report.tolist()
+        return CycleReport(rows, 0.0, 0.0, self._now() - started)
+
+
+@functools.cache
+def _compiled_cycle():
+    return torch.compile(StaticLoop.cycle, fullgraph=True, dynamic=False)
 
 
 class GraphedCycles:
@@ -132,7 +154,26 @@ class GraphedCycles:
         return graph
 
 
-def make_cycles(loop: StaticLoop) -> EagerCycles | GraphedCycles:
-    """The fastest way to run a loop on its device."""
-    on_gpu = loop.target.device.type == "cuda"
-    return GraphedCycles(loop) if on_gpu else EagerCycles(loop)
+def make_cycles(loop: StaticLoop, compile: bool = False) -> EagerCycles | GraphedCycles:
+    """The fastest way to run a loop on its device.
+
+    Args:
+        loop: filled with prompts.
+        compile: on a CPU, fuse the cycle first.
+    """
+    if loop.target.device.type == "cuda":
+        return GraphedCycles(loop)
+    return CompiledCycles(loop) if compile else EagerCycles(loop)
+
+
+def check_compiler() -> None:
+    """Refuse to compile where there is no C++ compiler.
+
+    Raises:
+        DFlashLabError: naming the way out.
+    """
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        raise DFlashLabError(
+            "compiling the cycle needs a C++ compiler on a CPU; install g++, or leave "
+            "compile out"
+        )

@@ -10,6 +10,7 @@ Leaves out: training, and weights in integers.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -55,10 +56,15 @@ class PackedLinear:
         self.packed = copy and large and can_pack(whole)
         if self.packed:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(whole, 8)
+            self._handle = len(_PACKED)
+            _PACKED.append(weakref.ref(self))
+            self._size = len(whole)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, T, I) -> (B, T, sum of O), the weights' outputs one after the other."""
         if self.packed and (self._always or x.shape[0] * x.shape[1] > FEW_ROWS):
+            if torch.compiler.is_compiling():
+                return _packed_product(x, self._handle, self._size)
             return torch.ops.mkldnn._linear_pointwise(
                 x, self._packed, self._biases[0], "none", [], ""
             )
@@ -66,6 +72,24 @@ class PackedLinear:
             return F.linear(x, self._weights[0], self._biases[0])
         pairs = zip(self._weights, self._biases, strict=True)
         return torch.cat([F.linear(x, w, b) for w, b in pairs], dim=-1)
+
+
+_PACKED: list[weakref.ref[PackedLinear]] = []
+
+
+@torch.library.custom_op("dflash_lab::packed_product", mutates_args=())
+def _packed_product(x: Tensor, handle: int, size: int) -> Tensor:
+    """The product of one `PackedLinear`, for compilers that cannot trace its weight."""
+    product = _PACKED[handle]()
+    assert product is not None
+    return torch.ops.mkldnn._linear_pointwise(
+        x, product._packed, product._biases[0], "none", [], ""
+    )
+
+
+@_packed_product.register_fake
+def _(x: Tensor, handle: int, size: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], size)
 
 
 def can_pack(weight: Tensor) -> bool:

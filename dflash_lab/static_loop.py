@@ -46,6 +46,7 @@ class StaticLoop:
         stop_token_ids: the first of these ends a row.
         granularity: passes read a multiple of so many positions; None for the whole
             capacity, always.
+        capacity_step: the capacity is a multiple of this.
 
     Attributes:
         text: (B, M) int64 by position; what lies behind a row's anchor is junk.
@@ -66,6 +67,7 @@ class StaticLoop:
         stop_token_ids: Sequence[int],
         tap,
         granularity: int | None = 64,
+        capacity_step: int = 64,
     ):
         device = target.device
         self.target, self.sampling, self.tap = target, sampling, tap
@@ -74,7 +76,7 @@ class StaticLoop:
         batch, self.size = len(rows), self.block_size
         longest = max(len(row.prompt) + row.budget for row in rows)
         # A frozen or a last cycle still writes a whole block behind its anchor.
-        self.capacity = _rounded(longest + self.size + 1, 64)
+        self.capacity = _rounded(longest + self.size + 1, capacity_step)
         self.cache = target.new_cache(batch, self.capacity)
         self.session = None
         if isinstance(proposer, DFlash):

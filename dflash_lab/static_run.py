@@ -30,6 +30,8 @@ from dflash_lab.trace import CycleRecord, DecodeTrace
 # GPU, while on a CPU a finer step wastes less attention.
 GRANULARITY = {"cuda": 512}
 FINE = 64
+# Capacities are compiled for; so that few are met, they are multiples of this.
+COMPILED = 256
 
 
 class StaticRun:
@@ -38,6 +40,7 @@ class StaticRun:
     Args:
         strict: passes of one shape throughout, over the whole capacity, the prompt in
             chunks of K rows, so that a token does not depend on who drafted.
+        compile: on a CPU, fuse the cycle with torch.compile.
     """
 
     def __init__(
@@ -52,11 +55,21 @@ class StaticRun:
         trace: DecodeTrace,
         on_tokens: Callable[[int, list[int]], None] | None = None,
         strict: bool = False,
+        compile: bool = False,
     ):
-        step = None if strict else GRANULARITY.get(target.device.type, FINE)
+        step = GRANULARITY.get(target.device.type, FINE)
         self.loop = StaticLoop(
-            target, proposer, rows, sampling, seeds, rules.stop_token_ids, tap, step
+            target,
+            proposer,
+            rows,
+            sampling,
+            seeds,
+            rules.stop_token_ids,
+            tap,
+            None if strict or compile else step,
+            COMPILED if compile else FINE,
         )
+        self.compile = compile
         self.rows, self.rules, self.trace = rows, rules, trace
         self.on_tokens = on_tokens
         self.chunk = self.loop.block_size if strict else None
@@ -78,7 +91,7 @@ class StaticRun:
         return first_token
 
     def _run_cycles(self) -> None:
-        cycles = make_cycles(self.loop)
+        cycles = make_cycles(self.loop, self.compile)
         while any(row.stop_reason is None for row in self.rows):
             furthest = max(len(row.text) for row in self.rows) - 1
             # Cycles that are not yet read may have added a block each.

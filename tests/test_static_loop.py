@@ -10,11 +10,12 @@ import torch
 from conftest import random_drafter, random_target
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dflash_lab import static_run
+from dflash_lab import graphs, packed, static_run
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.fused import FusedTarget, as_target
 from dflash_lab.generation import new_row
 from dflash_lab.graphs import CycleReport, EagerCycles
+from dflash_lab.packed import PackedLinear
 from dflash_lab.proposers import DFlash, NGramLookup, Plain
 from dflash_lab.sampling import Sampling
 from dflash_lab.speculative import speculative_generate
@@ -257,7 +258,7 @@ def test_reading_late_changes_nothing_and_wastes_one_cycle(trained, monkeypatch,
         options = {"max_new_tokens": 25, "stop_token_ids": stops}
         early = speculative_generate(target, DFlash(drafter), prompts, **options)
         with monkeypatch.context() as patch:
-            patch.setattr(static_run, "make_cycles", LateCycles)
+            patch.setattr(static_run, "make_cycles", lambda loop, _: LateCycles(loop))
             late = speculative_generate(target, DFlash(drafter), prompts, **options)
         same(early, late)
         most = max(len(lengths) for lengths in early.trace.acceptance_lengths)
@@ -546,3 +547,47 @@ def test_a_fresh_capture_can_be_taken_back(trained):
         twin.cycle()
         assert torch.equal(loop.report, twin.report)
     assert torch.equal(loop.anchor, twin.anchor)
+
+
+# --- compiled -------------------------------------------------------------------------
+
+
+def test_compiled_cycles_give_the_same(trained, monkeypatch):
+    """Through the compiler's first two stages; the last makes machine code of them."""
+    target, drafter = trained
+    compiled = torch.compile(
+        StaticLoop.cycle, fullgraph=True, backend="aot_eager", dynamic=False
+    )
+    monkeypatch.setattr(graphs, "_compiled_cycle", lambda: compiled)
+    torch._dynamo.reset()
+    for number, prompt in enumerate(chain_prompts(3, seed=6)):
+        options = {"max_new_tokens": 20, "stop_token_ids": (7,)}
+        with torch._dynamo.config.patch(error_on_recompile=number > 0):
+            fast = speculative_generate(
+                target, DFlash(drafter), prompt, compile=True, **options
+            )
+        same(fast, speculative_generate(target, DFlash(drafter), prompt, **options))
+    torch._dynamo.reset()
+
+
+def test_a_packed_product_compiles(monkeypatch):
+    monkeypatch.setattr(packed, "SMALL_WEIGHT", 1)
+    noise = torch.Generator().manual_seed(0)
+    product = PackedLinear(
+        [torch.randn(8, 16, generator=noise)] * 2, [torch.ones(8)] * 2
+    )
+    x = torch.randn(1, 5, 16, generator=noise)
+    compiled = torch.compile(product.__call__, fullgraph=True, backend="aot_eager")
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x), product(x))
+    assert compiled(x).shape == (1, 5, 16)
+
+
+def test_compiling_without_a_compiler_or_off_the_static_loop_is_refused(
+    target, drafter, monkeypatch
+):
+    with pytest.raises(DFlashLabError, match="loop='host'"):
+        speculative_generate(target, NGramLookup(4), [1, 2], compile=True)
+    monkeypatch.setattr(graphs.shutil, "which", lambda name: None)
+    with pytest.raises(DFlashLabError, match=r"C\+\+ compiler"):
+        speculative_generate(target, DFlash(drafter), [1, 2], compile=True)
