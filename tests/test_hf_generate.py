@@ -174,6 +174,29 @@ def test_generate_with_and_without_us_is_the_same(
     assert not fast or heard[0].tau > 1
 
 
+class LongEnough(StoppingCriteria):
+    """Ends a text at a given length, unknown to the loop as a length limit."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **kwargs):
+        done = input_ids.shape[1] >= self.length
+        return torch.full((len(input_ids),), done, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("new", range(1, 20))
+def test_a_criterion_at_every_offset_of_a_block(
+    new, conformance_target, conformance_drafter
+):
+    model, prompt = conformance_target.model, chain(2)
+    rule = {"stopping_criteria": StoppingCriteriaList([LongEnough(len(prompt) + new)])}
+    decode = custom_generate(conformance_drafter)
+    drafted = run(model, prompt, custom_generate=decode, **rule)
+    assert torch.equal(drafted, run(model, prompt, **rule))
+    assert drafted.shape[1] == len(prompt) + new
+
+
 def test_scores_and_logits_are_those_of_generate(
     conformance_target, conformance_drafter
 ):
@@ -338,19 +361,14 @@ def test_stop_strings_end_where_plain_decoding_ends():
     text = pair.decode(
         speculative_generate(pair, Plain(), prompt, max_new_tokens=40).output_ids[0]
     )
-    word = text.split()[4]
-    options = {"stop_strings": [word], "tokenizer": pair.tokenizer}
-    plain = run(pair.model, prompt, **options)
-    ours = speculative_generate(
-        pair,
-        DFlash(pair.drafter),
-        prompt,
-        max_new_tokens=30,
-        stop_strings=[word],
-        tokenizer=pair.tokenizer,
-    )
-    assert ours.output_ids[0] == plain[0, len(prompt) :].tolist()
-    assert ours.stop_reasons == ["stop_string"]
+    for word in dict.fromkeys(text.split()):
+        options = {"stop_strings": [word], "tokenizer": pair.tokenizer}
+        plain = run(pair.model, prompt, **options)
+        ours = speculative_generate(
+            pair, DFlash(pair.drafter), prompt, max_new_tokens=30, **options
+        )
+        assert ours.output_ids[0] == plain[0, len(prompt) :].tolist()
+        assert ours.stop_reasons[0] in ("stop_string", "length")
 
 
 def test_transformers_is_recent_enough():

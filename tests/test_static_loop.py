@@ -86,6 +86,9 @@ def test_it_equals_the_host_loop_cycle_by_cycle(trained, style, batch):
         assert plain.output_ids == results[0].output_ids
         assert plain.trace.header["loop"] == "static"
         lengths |= {c.acceptance_length for c in results[0].trace.cycles}
+        for row, output in enumerate(results[0].output_ids):
+            added = results[0].trace.acceptance_lengths[row]
+            assert 1 + sum(added) == len(output)  # the first token is the prefill's
     if batch > 1 and sampling.greedy:
         assert lengths == set(range(1, 9))
     assert len(lengths) > 2
