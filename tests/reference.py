@@ -126,3 +126,49 @@ def dpace_weights_plainly(losses, mask, alpha=0.5):
             weights.append(total if counts[j] else 0.0)
         result.append(weights)
     return result
+
+
+def slot_rates(cycles, slot):
+    """Marginal, conditional and survival rate of one slot, cycle by cycle."""
+    marginal, conditional, survival = [], [], []
+    for cycle in cycles:
+        if len(cycle.draft_tokens) < slot:
+            continue
+        survival.append(cycle.accepted[slot - 1])
+        kept = 0
+        while kept < len(cycle.accepted) and cycle.accepted[kept]:
+            kept += 1
+        ended_inside = kept > 0 and cycle.acceptance_length == kept
+        if ended_inside and slot > kept:
+            continue
+        marginal.append(cycle.draft_tokens[slot - 1] == cycle.target_tokens[slot - 1])
+        if kept >= slot - 1:
+            conditional.append(cycle.accepted[slot - 1])
+    rates = {"marginal": marginal, "conditional": conditional, "survival": survival}
+    return {
+        name: sum(flags) / len(flags) if flags else math.nan
+        for name, flags in rates.items()
+    }
+
+
+def acceptance_numbers(traces):
+    """The one-number definitions, by loops."""
+    lengths, accepted, drafted, means = [], 0, 0, []
+    for trace in traces:
+        for prompt in range(trace.header["num_prompts"]):
+            own = [c.acceptance_length for c in trace.cycles if c.prompt == prompt]
+            lengths += own
+            if own:
+                means.append(sum(own) / len(own))
+        for cycle in trace.cycles:
+            accepted += sum(cycle.accepted)
+            drafted += len(cycle.draft_tokens)
+    cycles = len(lengths)
+    return {
+        "tau": sum(lengths) / cycles if cycles else math.nan,
+        "tau_without_bonus": accepted / cycles if cycles else math.nan,
+        "tau_per_prompt": sum(means) / len(means) if means else math.nan,
+        "draft_acceptance_rate": accepted / drafted if drafted else math.nan,
+        "cycles": cycles,
+        "tokens": sum(lengths),
+    }
