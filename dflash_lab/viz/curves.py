@@ -53,7 +53,7 @@ def acceptance_figure(
             f"{len(shares)} acceptance shares and {len(drafted)} draft counts; give "
             "one of each for every drafted slot"
         )
-    figure, axes = _new_figure(6.2, 3.4)
+    figure, axes = new_figure(6.2, 3.4)
     slots = range(1, len(shares) + 1)
     axes.bar(slots, shares, 0.72, color=OKABE_ITO["green"])
     if len(shares) <= 16:
@@ -75,7 +75,7 @@ def acceptance_figure(
     cycles = _count(max(drafted), "cycle")
     if min(drafted) < max(drafted):
         cycles = f"{min(drafted)} to {_count(max(drafted), 'cycle')} per slot"
-    _title(axes, "How far into the block do drafts survive?", cycles)
+    title(axes, "How far into the block do drafts survive?", cycles)
     named = zip(slots, shares, strict=True)
     listing = ", ".join(f"slot {slot} {share:.0%}" for slot, share in named)
     return figure, (
@@ -99,7 +99,7 @@ def time_figure(rows: Sequence[Mapping]) -> tuple[Figure, str]:
     """
     if not rows:
         raise DFlashLabError("no methods to compare; give one row per method")
-    figure, axes = _new_figure(6.2, 1.7 + 0.5 * len(rows))
+    figure, axes = new_figure(6.2, 1.7 + 0.5 * len(rows))
     places = range(len(rows))
     left = [0.0] * len(rows)
     for key, label, colour, hatch in _PARTS:
@@ -131,7 +131,7 @@ def time_figure(rows: Sequence[Mapping]) -> tuple[Figure, str]:
     axes.invert_yaxis()
     axes.set_xlim(0, max(left) * 1.15 or 1)
     axes.set_xlabel("time per emitted token (ms)")
-    _title(axes, "Where does the time of one token go?", "")
+    title(axes, "Where does the time of one token go?", "")
     figure.legend(
         loc="outside lower right", ncols=3, frameon=False, fontsize=9, handlelength=1.6
     )
@@ -173,7 +173,7 @@ def length_histogram(
     counts = Counter(lengths)
     sizes = range(1, block_size + 1)
     tau = sum(lengths) / len(lengths)
-    figure, axes = _new_figure(6.2, 3.4)
+    figure, axes = new_figure(6.2, 3.4)
     heights = [counts[size] for size in sizes]
     axes.bar(sizes, heights, 0.72, color=OKABE_ITO["sky blue"])
     axes.axvline(tau, color=OKABE_ITO["vermillion"], linewidth=1.8, linestyle="--")
@@ -197,7 +197,7 @@ def length_histogram(
     axes.set_xlabel("tokens added by a cycle (bonus token counted)")
     axes.set_ylabel("cycles (count)")
     cycles = _count(len(lengths), "cycle")
-    _title(axes, "How many tokens does a cycle add?", cycles)
+    title(axes, "How many tokens does a cycle add?", cycles)
     listing = ", ".join(
         f"{_count(size, 'token')} {counts[size]}" for size in sizes if counts[size]
     )
@@ -215,7 +215,8 @@ def figure_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _new_figure(width: float, height: float) -> tuple[Figure, Axes]:
+def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty figure in the style of all others; sizes in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
@@ -230,7 +231,8 @@ def _new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _title(axes: Axes, text: str, note: str) -> None:
+def title(axes: Axes, text: str, note: str) -> None:
+    """A headline on the left and a remark on the right."""
     axes.set_title(text, loc="left", fontsize=11, color=_INK, pad=10)
     if note:
         axes.set_title(note, loc="right", fontsize=9, color=_MUTED, pad=10)

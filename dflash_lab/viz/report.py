@@ -27,7 +27,7 @@ from dflash_lab.viz.tokens import (
 if TYPE_CHECKING:
     from dflash_lab.trace import CycleRecord
 
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _TAU = "\N{GREEK SMALL LETTER TAU}"
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _QUOTE = "\N{RIGHT SINGLE QUOTATION MARK}"
@@ -95,12 +95,12 @@ def render_report(report: Mapping) -> str:
         _prompt(number, prompt, decode)
         for number, prompt in enumerate(report["prompts"], 1)
     )
-    figures = "\n".join(_figure(*figure) for figure in report["figures"])
+    figures = "\n".join(figure_html(*figure) for figure in report["figures"])
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_escape(report["title"])}</title>
 <style>
@@ -278,7 +278,8 @@ def _cycle_row(cycle: CycleRecord, decode: Decode) -> str:
     )
 
 
-def _figure(png: bytes, alt: str, caption: str, notice: Sequence[str]) -> str:
+def figure_html(png: bytes, alt: str, caption: str, notice: Sequence[str]) -> str:
+    """A picture with its alt text, caption and what to notice, as HTML."""
     data = base64.b64encode(png).decode("ascii")
     points = "".join(f"<li>{_escape(point)}</li>" for point in notice)
     points = f"<br>What to notice:<ul>{points}</ul>" if points else ""

@@ -1,0 +1,262 @@
+"""Bench runs: resumable, paired, honest about differences; packaged prompt sets."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import zipfile
+from dataclasses import replace
+
+import pytest
+
+from dflash_lab import packaged_prompts
+from dflash_lab.baselines.methods import METHODS, MethodSettings, make_method
+from dflash_lab.bench import (
+    BenchSettings,
+    read_records,
+    run_bench,
+    verdicts,
+)
+from dflash_lab.bench_summary import compare, complete, summarize
+from dflash_lab.cli import main
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.pairs import load_pair
+from dflash_lab.prompts import load_prompts
+from dflash_lab.viz.bench import interval_figure, notices, render_bench
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair("tiny", quiet=True)
+
+
+def settings(methods=("ar", "dflash"), **decode):
+    decode = MethodSettings(**{"max_new_tokens": 12, **decode})
+    return BenchSettings(methods, ("tiny-chat",), 2, decode)
+
+
+def sets(count=2):
+    return {"tiny-chat": load_prompts("tiny-chat", count)}
+
+
+# --- methods ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["ar", "dflash", "ngram", "hf_generate", "hf_lookup", "hf_dflash"]
+)
+def test_every_method_gives_the_targets_own_answer(pair, name):
+    assert name in METHODS
+    ids = pair.encode("Tell Mia about the fox.")
+    expected = make_method("ar", pair, MethodSettings(24))(ids)
+    answer = make_method(name, pair, MethodSettings(24))(ids)
+    assert answer.ids[:24] == expected.ids and answer.seconds > 0
+    assert (answer.trace is None) == name.startswith("hf_")
+
+
+def test_a_small_model_of_the_same_family_assists(pair, tmp_path):
+    pair.model.save_pretrained(tmp_path)
+    ids = pair.encode("Tell Mia about the fox.")
+    method = make_method("hf_assisted", pair, MethodSettings(16, assistant=tmp_path))
+    assert method(ids).ids == make_method("ar", pair, MethodSettings(16))(ids).ids
+
+
+def test_methods_that_cannot_run_say_why(pair):
+    for name, options, word in (
+        ("eagel", {}, "choose among ar, dflash"),
+        ("hf_assisted", {}, "--assistant"),
+        ("hf_dflash", {"block_size": 4}, "blocks as trained"),
+    ):
+        with pytest.raises(DFlashLabError, match=word):
+            make_method(name, pair, MethodSettings(**options))
+    bare = replace(pair, drafter=None)
+    for name in ("dflash", "hf_dflash"):
+        with pytest.raises(DFlashLabError, match="needs a drafter"):
+            make_method(name, bare, MethodSettings())
+
+
+# --- a run ------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_where_it_was(pair, tmp_path):
+    whole = run_bench(pair, sets(), settings(), tmp_path, quiet=True)
+    assert [(r["id"], r["method"]) for r in whole] == [
+        ("tiny-chat-01", "ar"),
+        ("tiny-chat-01", "dflash"),
+        ("tiny-chat-02", "dflash"),
+        ("tiny-chat-02", "ar"),
+    ]
+    lines = (tmp_path / "records.jsonl").read_bytes().splitlines(keepends=True)
+    # Killed in the third line: two answers are kept, the rest is decoded again.
+    (tmp_path / "records.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:40])
+    again = run_bench(pair, sets(), settings(), tmp_path, quiet=True)
+    assert [r["ids"] for r in again] == [r["ids"] for r in whole]
+    assert [r["seconds"] for r in again[:2]] == [r["seconds"] for r in whole[:2]]
+    assert read_records(tmp_path) == again
+    with pytest.raises(DFlashLabError, match="another settings"):
+        run_bench(pair, sets(), settings(temperature=1.0), tmp_path, quiet=True)
+
+
+def test_an_interrupt_leaves_whole_answers_only(pair, tmp_path, monkeypatch):
+    from dflash_lab import bench
+
+    real, calls = bench.make_method, []
+
+    def interrupting(name, *arguments):
+        method = real(name, *arguments)
+
+        def decode(ids):
+            calls.append(name)
+            answer = method(ids)
+            return replace(answer, interrupted=len(calls) == 5)
+
+        return decode
+
+    monkeypatch.setattr(bench, "make_method", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(pair, sets(), settings(), tmp_path, quiet=True)
+    assert len(read_records(tmp_path)) == 2  # behind two warm-ups
+
+
+def test_summary_verdicts_and_comparison(pair, tmp_path):
+    records = run_bench(pair, sets(), settings(), tmp_path, quiet=True)
+    prompts = {
+        ("tiny-chat", p.id): pair.encode(p.turns[0]) for p in sets()["tiny-chat"]
+    }
+    found = verdicts(pair, records, prompts)
+    assert set(found.values()) == {"equal"} and len(found) == 4
+    rows = {row["method"]: row for row in summarize(records, found)}
+    plain, drafted = rows["ar"], rows["dflash"]
+    assert plain["speedup"] == plain["predicted_speedup"] == plain["tau"] == 1.0
+    assert drafted["equal"] == 2 and drafted["ties"] == drafted["differ"] == 0
+    own = [r for r in records if r["method"] == "dflash"]
+    cycles = sum(len(r["cycles"]) for r in own)
+    assert drafted["tau"] == (sum(len(r["ids"]) for r in own) - 2) / cycles
+    rate = sum(len(r["ids"]) for r in own) / sum(r["seconds"] for r in own)
+    assert drafted["tokens_per_second"] == pytest.approx(rate)
+    assert drafted["speedup_low"] <= drafted["speedup"] <= drafted["speedup_high"]
+    # A wrong token is no tie.
+    spoiled = [dict(r, ids=[*r["ids"][:-1], 5]) for r in own]
+    plains = [r for r in records if r["method"] == "ar"]
+    wrong = verdicts(pair, [*plains, *spoiled], prompts)
+    assert wrong["tiny-chat", "tiny-chat-01", "dflash"] == "differs"
+    # Twice as fast is twice as fast.
+    faster = [dict(r, seconds=r["seconds"] / 2) for r in records]
+    figures = compare(records, faster, "dflash")["tiny-chat"]
+    assert figures["speed"].value == pytest.approx(2) and figures["speed"].excludes(1)
+    assert figures["tau"].value == 1.0
+    with pytest.raises(DFlashLabError, match="share no prompt"):
+        compare(records, [], "dflash")
+    with pytest.raises(DFlashLabError, match="every method"):
+        complete([dict(records[0]), dict(records[1], id="other")])
+
+
+def test_the_page_shows_every_row_and_says_who_loses():
+    rows = [
+        {
+            "set": name,
+            "method": method,
+            "prompts": 3,
+            "tokens_per_second": 10.0,
+            "speedup": gain,
+            "speedup_low": gain - 0.1,
+            "speedup_high": gain + 0.1,
+            "predicted_speedup": gain * 1.05,
+        }
+        for name in ("code", "chat", "all")
+        for method, gain in (("ar", 1.0), ("dflash", 0.8 if name == "chat" else 1.4))
+    ]
+    said = notices(rows)
+    assert "dflash on chat is slower than" in said[0]
+    assert "dflash on all is faster than" in said[1] and "5%" in said[2]
+    figure, alt = interval_figure(rows, "speedup", "speed-up", 1)
+    assert "dflash on chat 0.80 (0.70 to 0.90)" in alt and figure.axes
+    run = {
+        "pair": "<tiny>",
+        "dtype": "float32",
+        "settings": {"decode": {"max_new_tokens": 3, "assistant": None}},
+        "environment": {"torch": "2"},
+        "git": "abc",
+    }
+    page = render_bench(run, rows, [(b"png", alt, "caption", said)])
+    assert page.count("<tr>") == 1 + len(rows) and "&lt;tiny&gt;" in page
+    assert "<script" not in page and "0.80 [0.70, 0.90]" in page
+    with pytest.raises(DFlashLabError, match="no method has a tau"):
+        interval_figure(rows, "tau", "tau", 1)
+
+
+def test_bench_and_compare_from_the_command_line(tmp_path, capsys):
+    common = ["bench", "--pair", "tiny", "--prompts", "tiny-chat,tiny-code"]
+    common += ["--limit", "1", "--max-new-tokens", "10", "--methods", "ar,dflash,ngram"]
+    for name in ("one", "two"):
+        assert main([*common, "--out", str(tmp_path / name)]) == 0
+    text = capsys.readouterr().out
+    assert "all            dflash" in text and "report.html" in text
+    with open(tmp_path / "one" / "summary.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 9 and {row["differ"] for row in rows} == {"0"}
+    for name in ("report.html", "speedup.png", "tau.png", "run.json", "verdicts.json"):
+        assert (tmp_path / "one" / name).stat().st_size > 0
+    assert main(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    assert "all              tau    1.00" in capsys.readouterr().out
+    assert main([*common, "--limit", "0", "--out", str(tmp_path)]) == 2
+    assert main(["compare", str(tmp_path), str(tmp_path / "two")]) == 2
+    assert "holds no bench run" in capsys.readouterr().err
+
+
+# --- packaged prompt sets ---------------------------------------------------------
+
+
+def fake_wheel(folder, source, rows):
+    """A wheel that holds the rows where the real one has its data."""
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    data = gzip.compress(text, mtime=0) if source.member.endswith(".gz") else text
+    path = folder / "some.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(source.member, data)
+    return path, hashlib.sha256(data).hexdigest()
+
+
+ROWS = {
+    "humaneval": {"task_id": "HumanEval/7", "prompt": "def f():\n"},
+    "mt-bench": {"question_id": 81, "category": "writing", "turns": ["a", "b"]},
+    "gsm8k-100": {"id": "g1", "prompt": "How many?", "expected": "3"},
+}
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_packaged_sets_are_checked_converted_and_cached(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("DFLASH_LAB_CACHE", str(tmp_path / "cache"))
+    source = packaged_prompts.SETS[name]
+    wheel, digest = fake_wheel(tmp_path, source, [ROWS[name]])
+    calls = []
+
+    def download(package, version, scratch, quiet):
+        calls.append((package, version))
+        return wheel, ""
+
+    monkeypatch.setattr(packaged_prompts, "download_wheel", download)
+    with pytest.raises(DFlashLabError, match="another index"):
+        load_prompts(name)
+    good = replace(source, sha256=digest, rows=1)
+    monkeypatch.setitem(packaged_prompts.SETS, name, good)
+    for _ in range(2):
+        (prompt,) = load_prompts(name)
+    assert len(calls) == 2 and calls[0] == (source.package, source.version)
+    if name == "mt-bench":
+        assert prompt.turns == ("a", "b") and prompt.kind == "writing"
+    elif name == "humaneval":
+        assert (
+            prompt.id == "HumanEval-7" and "```python\ndef f():\n```" in prompt.turns[0]
+        )
+    else:
+        assert prompt.turns[0].startswith("How many?\nPlease reason step by step")
+    monkeypatch.setattr(
+        packaged_prompts, "download_wheel", lambda *a: (None, "no network")
+    )
+    assert load_prompts(name)[0] == prompt  # from the cache
+    monkeypatch.setenv("DFLASH_LAB_CACHE", str(tmp_path / "other"))
+    with pytest.raises(DFlashLabError, match="no network"):
+        load_prompts(name)
