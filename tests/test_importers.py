@@ -1,0 +1,112 @@
+"""Other programs' figures in our terms, on small files of their shape."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from dflash_lab.analysis.acceptance import acceptance_summary, length_histogram
+from dflash_lab.analysis.importers import pooled_log, read_log, read_spec_bench
+from dflash_lab.errors import DFlashLabError
+
+VLLM = (
+    "INFO 01-01 00:00:00 [metrics.py:1] SpecDecoding metrics: Mean acceptance length: "
+    "2.50, Accepted throughput: 15.00 tokens/s, Drafted throughput: 30.00 tokens/s, "
+    "Accepted: 150 tokens, Drafted: 300 tokens, Per-position acceptance rate: 0.800, "
+    "0.500, 0.200, Avg Draft acceptance rate: 50.0%"
+)
+LATER = VLLM.replace("150 tokens", "30 tokens").replace("300 tokens", "90 tokens")
+LATER = LATER.replace("0.800, 0.500, 0.200", "0.600, 0.300, 0.100")
+SGLANG = (
+    "[2026-01-01 00:00:00] Decode batch, #running-req: 1, #token: 90, token usage: "
+    "0.00, accept len: 3.45, accept rate: 0.35, cuda graph: True, gen throughput "
+    "(token/s): 210.50, #queue-req: 0"
+)
+LLAMA = (
+    "slot print_timing: id 1 | task 0 | draft acceptance = 0.64479 ( 167 accepted / "
+    "259 generated), mean acceptance length = 2.92, acceptance rate per position = "
+    "(0.805, 0.632, 0.483)"
+)
+
+
+def test_log_lines_of_three_servers(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text("\n".join(["hello", VLLM, SGLANG, "", LLAMA]), encoding="utf-8")
+    rows = read_log(path).to_dict("records")
+    assert [(r["source"], r["line"]) for r in rows] == [
+        ("vllm", 2),
+        ("sglang", 3),
+        ("llama_cpp", 5),
+    ]
+    vllm, sglang, llama = rows
+    assert (vllm["tau"], vllm["accepted"], vllm["drafted"]) == (2.5, 150, 300)
+    assert vllm["survival"] == (0.8, 0.5, 0.2)
+    assert vllm["draft_acceptance_rate"] == 0.5
+    # What the line means by its terms: tau counts the bonus token.
+    assert vllm["tau"] == 1 + vllm["accepted"] / (vllm["drafted"] / 3)
+    assert vllm["tau"] == pytest.approx(1 + sum(vllm["survival"]))
+    assert (sglang["tau"], sglang["tokens_per_second"]) == (3.45, 210.5)
+    assert math.isnan(sglang["drafted"])
+    assert llama["survival"][0] == 0.805 and llama["accepted"] == 167
+    assert llama["tau"] == 2.92
+
+
+def test_lines_are_pooled_by_their_cycles(tmp_path):
+    path = tmp_path / "vllm.log"
+    path.write_text(f"{VLLM}\n{LATER}\n", encoding="utf-8")
+    pooled = pooled_log(read_log(path))
+    assert pooled["cycles"] == 100 + 30
+    assert pooled["tau"] == pytest.approx(1 + 180 / 130)
+    assert pooled["survival"][0] == pytest.approx((80 + 18) / 130)
+    path.write_text(SGLANG, encoding="utf-8")
+    with pytest.raises(DFlashLabError, match="no line tells"):
+        pooled_log(read_log(path))
+    path.write_text("\n".join([VLLM, LLAMA.replace(", 0.483", "")]), encoding="utf-8")
+    with pytest.raises(DFlashLabError, match="different numbers of slots"):
+        pooled_log(read_log(path))
+
+
+def test_spec_bench_answers_become_a_trace(tmp_path):
+    rows = [
+        {
+            "question_id": 81,
+            "category": "writing",
+            "choices": [
+                {
+                    "turns": ["...", "..."],
+                    "new_tokens": [5, 4],
+                    "wall_time": [0.5, 0.25],
+                    "accept_lengths": [2, 3, 1, 3],
+                }
+            ],
+        },
+        {
+            "question_id": 82,
+            "category": "math",
+            "choices": [
+                {"new_tokens": [6], "wall_time": [0.3], "accept_lengths": [4, 2]}
+            ],
+        },
+    ]
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    trace, facts = read_spec_bench(path)
+    assert [f["id"] for f in facts] == ["81.1", "81.2", "82.1"]
+    assert trace.acceptance_lengths == [[2, 3], [1, 3], [4, 2]]
+    assert acceptance_summary([trace])["tau"] == 15 / 6
+    assert length_histogram([trace]) == {1: 1, 2: 2, 3: 2, 4: 1}
+    assert facts[1] == {"id": "81.2", "kind": "writing", "tokens": 4, "seconds": 0.25}
+
+
+@pytest.mark.parametrize("text", ["{}\n", "[1]\n", "x\n", '{"choices": [{}]}\n', "\n"])
+def test_other_files_are_refused(text, tmp_path):
+    path = tmp_path / "other.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DFlashLabError, match=r"other\.jsonl"):
+        read_spec_bench(path)
+    with pytest.raises(DFlashLabError, match="no line about acceptance"):
+        read_log(path)
+    with pytest.raises(DFlashLabError, match="cannot read"):
+        read_log(tmp_path / "missing.log")
