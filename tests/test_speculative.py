@@ -14,6 +14,7 @@ from dflash_lab.fused import as_target
 from dflash_lab.proposers import DFlash, NGramLookup, Plain
 from dflash_lab.sampling import Sampling
 from dflash_lab.speculative import speculative_generate
+from dflash_lab.target import Target
 
 SHAPES = [
     {},
@@ -355,9 +356,16 @@ def test_interrupt_leaves_no_hooks(target, drafter):
     def stop(row, tokens):
         raise KeyboardInterrupt
 
-    speculative_generate(target, DFlash(drafter), [3], on_tokens=stop)
     layers = target.model.model.layers
-    assert not any(layer._forward_hooks for layer in layers)
+
+    def hooks():
+        return [len(layer._forward_hooks) for layer in layers]
+
+    before = hooks()
+    for one in (target, Target(target.model)):
+        speculative_generate(one, DFlash(drafter), [3], on_tokens=stop)
+        assert hooks() == before
+    assert not target._taps
 
 
 @pytest.mark.parametrize(
