@@ -1,0 +1,213 @@
+"""Training the EAGLE-3-style head by unrolling its drafting ("training-time test").
+
+The head is fed its own output for as many steps as it will draft, all places of a text
+at once, and learns the text's own tokens at a sample of places, redrawn every epoch;
+step k weighs 0.8 ** (k - 1), as in EAGLE-3. Texts, features, batches and draws are
+those of the DFlash trainer, so that both can have the same data and the same time.
+
+Leaves out: several processes, resuming, and distillation.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from dflash_lab.baselines.eagle import EagleConfig, EagleHead, embed
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.target import Target
+from dflash_lab.training.dataset import BatchPlan, Example, anchor_scores, collate
+from dflash_lab.training.features import feature_scale
+
+DECAY = 0.8
+
+
+@dataclass(frozen=True)
+class EagleTraining:
+    """How a head is trained.
+
+    Attributes:
+        draft_vocab_size: most frequent tokens of the texts that it can draft.
+        unroll: steps, the drafts of a block.
+        places: of each text and step at which the loss is taken.
+        batch_size: texts per step.
+        learning_rate: peak; warm-up over 4 % of the run, then cosine to 0.
+        steps: optimiser steps; None to follow `cpu_minutes`.
+        cpu_minutes: budget of processor time.
+        seed: of weights, order and places.
+        bf16: autocast to bfloat16.
+    """
+
+    draft_vocab_size: int | None = None
+    unroll: int = 7
+    places: int = 32
+    batch_size: int = 16
+    learning_rate: float = 1e-3
+    steps: int | None = None
+    cpu_minutes: float | None = None
+    seed: int = 0
+    bf16: bool = False
+
+
+def train_eagle(
+    target: Target,
+    examples: Sequence[Example],
+    features,
+    settings: EagleTraining,
+    *,
+    on_step: Callable[[dict], None] | None = None,
+    quiet: bool = False,
+) -> EagleHead:
+    """Train a head.
+
+    Args:
+        target: supplies embedding and, to start from, head rows.
+        examples: the texts.
+        features: of the head's taps (`EagleConfig.for_target`), online or offline, of
+            the same texts in the same order.
+        settings: see `EagleTraining`.
+        on_step: gets `step`, `loss`, `accuracy` (a list by draft) of every step.
+        quiet: no progress bar.
+
+    Raises:
+        DFlashLabError: no budget, or a loss that is not a number.
+    """
+    if (settings.steps is None) == (settings.cpu_minutes is None):
+        raise DFlashLabError("give either steps or cpu_minutes, not both")
+    head, place_of = start_head(target, examples, settings)
+    scale = _scale(features, examples)
+    plan = BatchPlan(
+        [len(e.input_ids) for e in examples], settings.batch_size, settings.seed
+    )
+    optimizer = torch.optim.AdamW(
+        head.parameters(), lr=settings.learning_rate, weight_decay=0.0
+    )
+    started, step = time.process_time(), 0
+    with tqdm(total=settings.steps, desc="eagle", disable=quiet) as progress:
+        while True:
+            share = (
+                step / settings.steps
+                if settings.steps is not None
+                else (time.process_time() - started) / (60 * settings.cpu_minutes)
+            )
+            if share >= 1:
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * _schedule(share)
+            epoch, indices = plan.batch(step)
+            ids, mask = collate(examples, indices)
+            hidden = features.batch(indices, ids)[0].float() * scale
+            scores = anchor_scores(settings.seed, epoch, indices, ids.shape[1])
+            with torch.autocast("cpu", torch.bfloat16, settings.bf16):
+                loss, right, total = unrolled_loss(
+                    head, target, ids, mask, hidden, scores, place_of, settings
+                )
+            if not math.isfinite(float(loss)):
+                raise DFlashLabError(f"the loss is {float(loss)} at step {step}")
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            progress.update()
+            if on_step is not None:
+                accuracy = (right / total.clamp(min=1)).tolist()
+                on_step({"step": step, "loss": float(loss), "accuracy": accuracy})
+    head.fc.weight.data *= scale  # raw features from now on
+    return head.eval()
+
+
+def start_head(
+    target: Target, examples: Sequence[Example], settings: EagleTraining
+) -> tuple[EagleHead, Tensor]:
+    """A fresh head over the texts' most frequent tokens.
+
+    Returns:
+        The head, its vocabulary's rows those of the target's head, and (V,) the place
+        of each token in the draft vocabulary, -1 for none.
+    """
+    counts = np.zeros(target.vocab_size, dtype=np.int64)
+    for example in examples:
+        np.add.at(counts, example.input_ids[example.prompt_length :], 1)
+    size = min(settings.draft_vocab_size or len(counts), len(counts))
+    kept = np.sort(np.argsort(-counts, kind="stable")[:size])
+    head = EagleHead(EagleConfig.for_target(target.config, size))
+    noise = torch.Generator().manual_seed(settings.seed)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.02, generator=noise)
+        head.draft_ids.copy_(torch.from_numpy(kept))
+        head.lm_head.weight.copy_(target.head.weight[head.draft_ids])
+    place_of = torch.full((target.vocab_size,), -1)
+    place_of[head.draft_ids] = torch.arange(size)
+    return head, place_of
+
+
+def unrolled_loss(
+    head: EagleHead,
+    target: Target,
+    ids: Tensor,
+    mask: Tensor,
+    hidden: Tensor,
+    scores: Tensor,
+    place_of: Tensor,
+    settings: EagleTraining,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted cross entropy of a batch, and right and counted drafts of each step.
+
+    Args:
+        head: in training.
+        target: supplies the embedding.
+        ids: (B, S) texts; mask: (B, S) supervised tokens.
+        hidden: (B, S, 3*D) features; scores: (B, S) from which places are drawn.
+        place_of: of `start_head`.
+        settings: see `EagleTraining`.
+    """
+    embedding = embed(target.embedding_table.detach(), ids, torch.float32)
+    outputs = head.unroll(hidden, embedding, settings.unroll)
+    # A place counts if its first draft, two tokens on, is supervised.
+    first = F.pad(mask[:, 2:], (0, 2))
+    count = min(settings.places, ids.shape[1])
+    places = scores.masked_fill(~first, -1.0).topk(count, dim=1).indices  # (B, N)
+    loss = weight = ids.new_zeros((), dtype=torch.float32)
+    right, total = torch.zeros(settings.unroll), torch.zeros(settings.unroll)
+    for k, output in enumerate(outputs, 1):
+        label_at = places + k + 1
+        inside = (label_at < ids.shape[1]) & first.gather(1, places)
+        label_at = label_at.clamp(max=ids.shape[1] - 1)
+        labels = place_of[ids.gather(1, label_at)]
+        counts = inside & mask.gather(1, label_at) & (labels >= 0)
+        rows = places.clamp(max=output.shape[1] - 1)[..., None]
+        picked = output.gather(1, rows.expand(-1, -1, output.shape[-1]))
+        logits = head.logits(picked).float()
+        losses = F.cross_entropy(
+            logits.flatten(0, 1), labels.clamp(min=0).flatten(), reduction="none"
+        )
+        share = DECAY ** (k - 1)
+        loss = loss + share * (losses * counts.flatten()).sum()
+        weight = weight + share * counts.sum()
+        hits = logits.detach().max(dim=-1).indices == labels
+        right[k - 1], total[k - 1] = (hits & counts).sum(), counts.sum()
+    return loss / weight.clamp(min=1), right, total
+
+
+def _schedule(share: float, warmup: float = 0.04) -> float:
+    if share < warmup:
+        return max(share, 1e-3) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup)))
+
+
+def _scale(features, examples: Sequence[Example], samples: int = 64) -> Tensor:
+    """1 / rms of each feature over some texts, see `features.feature_scale`."""
+    picked = range(0, len(examples), max(1, len(examples) // samples))
+    parts = [features.batch([i], collate(examples, [i])[0])[0][0] for i in picked]
+    return feature_scale(parts)
