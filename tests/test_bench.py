@@ -67,6 +67,7 @@ def test_methods_that_cannot_run_say_why(pair):
     for name, options, word in (
         ("eagel", {}, "choose among ar, dflash"),
         ("hf_assisted", {}, "--assistant"),
+        ("eagle", {"eagle": "no/such/folder"}, "no EAGLE-style head"),
         ("hf_dflash", {"block_size": 4}, "blocks as trained"),
     ):
         with pytest.raises(DFlashLabError, match=word):

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
+from dflash_lab.baselines.eagle import EagleHead
+from dflash_lab.baselines.eagle_proposer import Eagle
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.hf_assistant import as_hf_assistant
-from dflash_lab.pairs import Pair
+from dflash_lab.pairs import Pair, data_root
 from dflash_lab.proposers import DFlash, NGramLookup, Plain, Proposer
 from dflash_lab.sampling import Sampling
 from dflash_lab.speculative import speculative_generate
@@ -54,6 +56,7 @@ class MethodSettings:
         seed: of sampling.
         block_size: of DFlash and of lookup; as trained, or 8, if None.
         assistant: folder or Hub name of the small model of `hf_assisted`.
+        eagle: folder of an EAGLE-3-style head; the pair's own if None.
     """
 
     max_new_tokens: int = 128
@@ -61,6 +64,7 @@ class MethodSettings:
     seed: int = 0
     block_size: int | None = None
     assistant: str | None = None
+    eagle: str | None = None
 
 
 Method = Callable[[Sequence[int]], Answer]
@@ -71,6 +75,7 @@ METHODS = {
     "dflash": "DFlash by our loop",
     "dflash_compiled": "DFlash by our loop, the cycle compiled",
     "ngram": "n-gram lookup by our loop",
+    "eagle": "an EAGLE-3-style head by our loop, a chain of drafts",
     "hf_generate": "model.generate",
     "hf_lookup": "generate with prompt lookup",
     "hf_assisted": "generate with a small assistant model",
@@ -94,6 +99,8 @@ def make_method(name: str, pair: Pair, settings: MethodSettings) -> Method:
         return _ours(pair, Plain(), settings)
     if name == "ngram":
         return _ours(pair, NGramLookup(settings.block_size or 8), settings)
+    if name == "eagle":
+        return _ours(pair, _eagle(pair, settings), settings)
     if name.startswith("dflash"):
         proposer = DFlash(pair.drafter, settings.block_size)
         return _ours(pair, proposer, settings, compile=name == "dflash_compiled")
@@ -169,6 +176,20 @@ def _generate(pair: Pair, settings: MethodSettings, extra: dict) -> Method:
         return Answer(output[0, len(ids) :].tolist(), seconds)
 
     return decode
+
+
+def _eagle(pair: Pair, settings: MethodSettings) -> Eagle:
+    folder = settings.eagle
+    if folder is None:
+        folder = data_root() / "checkpoints" / f"{pair.name}-eagle"
+        if not folder.is_dir():
+            raise DFlashLabError(
+                f"no EAGLE-style head comes with {pair.name}; train one "
+                "(baselines/eagle_training.py) and give its folder as --eagle, or "
+                "leave the method out"
+            )
+    head = EagleHead.from_pretrained(folder, pair.target.dtype)
+    return Eagle(head.to(pair.target.device), settings.block_size or 8)
 
 
 def _assistant(pair: Pair, settings: MethodSettings):
