@@ -18,7 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dflash_lab.baselines.methods import Method, MethodSettings, make_method
-from dflash_lab.certify import certify
+from dflash_lab.certify import explain
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs import Pair
 from dflash_lab.prompts import Prompt
@@ -153,7 +153,7 @@ def verdicts(
             continue
         verdict = "equal"
         if record["ids"] != plain[key]:
-            ties = certify(pair.target, prompts[key], record["ids"])
+            ties = explain(pair.target, prompts[key], record["ids"], plain[key])
             verdict = "tie" if ties and all(t.certified for t in ties) else "differs"
         found[(*key, record["method"])] = verdict
     return found

@@ -104,3 +104,27 @@ def certify(
         start += len(ids)
         ids = [token]
     return differences
+
+
+def explain(
+    target: Target,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    plain: Sequence[int],
+    sampling: Sampling | None = None,
+) -> list[Tie]:
+    """The ties behind two outputs that differ.
+
+    Args:
+        target, prompt, output, sampling: as for `certify`.
+        plain: what plain decoding gave.
+
+    Returns:
+        Differences of `output` from the one-row choices; if it has none, those of
+        `plain`, whose kernels may round otherwise than a pass without mask. Empty only
+        for equal outputs, or where one is the beginning of the other.
+    """
+    if list(output) == list(plain):
+        return []
+    found = certify(target, prompt, output, sampling)
+    return found or certify(target, prompt, plain, sampling)

@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from dflash_lab.analysis.acceptance import acceptance_per_position, pooled_tau
-from dflash_lab.certify import Tie, certify
+from dflash_lab.certify import Tie, explain
 from dflash_lab.pairs import Pair
 from dflash_lab.prompts import Prompt
 from dflash_lab.proposers import DFlash, Plain
@@ -39,7 +39,7 @@ class TurnResult:
         prompt_ids: what the target was given.
         plain, dflash: results of our loop.
         generate_ids, generate_seconds: of `model.generate`.
-        ties: places where DFlash took another token than plain decoding.
+        ties: the ties behind a difference from plain decoding.
         twin: plain decoding in the kernel shape of DFlash; None unless strict.
         complete: the DFlash answer ends where an answer may end: with its first stop
             token, or at the length limit.
@@ -126,7 +126,8 @@ def run_demo(
                     )
                 elif not result.equal:
                     output = result.dflash.output_ids[0]
-                    result.ties = certify(pair.target, ids, output)
+                    plain = result.plain.output_ids[0]
+                    result.ties = explain(pair.target, ids, output, plain)
                     result.complete = _is_complete(pair, ids, output, max_new_tokens)
                 results.append(result)
                 conversation.append(pair.decode(result.plain.output_ids[0]))

@@ -12,7 +12,7 @@ from conftest import CONFORMANCE, random_target
 from reference import generate_greedily
 
 from dflash_lab import demo
-from dflash_lab.certify import certify
+from dflash_lab.certify import certify, explain
 from dflash_lab.cli import main
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs import load_pair
@@ -281,6 +281,18 @@ def test_an_interrupted_demo_reports_nothing(capsys, tmp_path, monkeypatch):
     out = ["--out", str(tmp_path)]
     assert main(["demo", *TINY, "--prompt", PROMPT, *out]) == 130
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tie_may_lie_on_the_side_of_plain_decoding():
+    """Where the drafted text is the one-row choice, plain decoding took the tie."""
+    target = random_target(0)
+    prompt = [3, 5, 8]
+    text = generate_greedily(target, prompt, 10)
+    other = [*text[:4], (text[4] + 1) % 61, *text[5:]]
+    assert explain(target, prompt, text, text) == []
+    for output, plain in ((text, other), (other, text)):
+        assert explain(target, prompt, output, plain)[0].index == 4
+    assert explain(target, prompt, text, other)[0].token == other[4]
 
 
 def test_text_sampled_by_the_speculative_rule_has_no_certificate():
