@@ -21,6 +21,7 @@ from dflash_lab.bench import (
 )
 from dflash_lab.bench_summary import compare, complete, summarize
 from dflash_lab.cli import main
+from dflash_lab.commands.bench import level
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs import load_pair
 from dflash_lab.prompts import load_prompts
@@ -188,6 +189,17 @@ def test_the_page_shows_every_row_and_says_who_loses():
         interval_figure(rows, "tau", "tau", 1)
 
 
+def test_the_level_of_a_run():
+    rows = [
+        {"set": "all", "method": "dflash", "equal": 3, "ties": 1, "differ": 0},
+        {"set": "all", "method": "hf_lookup", "equal": 0, "ties": 0, "differ": 4},
+    ]
+    assert level(rows).endswith("up to 1 answers with certified ties")
+    rows[0]["differ"] = 1
+    assert level(rows).startswith("NOT lossless") and "dflash" in level(rows)
+    assert level([{"set": "a", "method": "ar"}]) == "not compared"
+
+
 def test_bench_and_compare_from_the_command_line(tmp_path, capsys):
     common = ["bench", "--pair", "tiny", "--prompts", "tiny-chat,tiny-code"]
     common += ["--limit", "1", "--max-new-tokens", "10", "--methods", "ar,dflash,ngram"]
@@ -195,6 +207,7 @@ def test_bench_and_compare_from_the_command_line(tmp_path, capsys):
         assert main([*common, "--out", str(tmp_path / name)]) == 0
     text = capsys.readouterr().out
     assert "all            dflash" in text and "report.html" in text
+    assert "outputs: L2: equal to ordinary plain decoding, token for token" in text
     with open(tmp_path / "one" / "summary.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 9 and {row["differ"] for row in rows} == {"0"}

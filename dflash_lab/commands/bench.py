@@ -95,7 +95,8 @@ def run(arguments) -> int:
     rows = summarize(records, found)
     report = write_outputs(arguments.out, rows, records)
     _print(rows)
-    print(f"\nreport: {report}")
+    print(f"\noutputs: {level(rows)}")
+    print(f"report: {report}")
     ours = [r for r in rows if not r["method"].startswith("hf_")]
     return int(any(r.get("differ") for r in ours))
 
@@ -207,6 +208,26 @@ def _print(rows: list[dict]) -> None:
             f"{row['tokens_per_second']:9.1f} {_range(row, 'speedup'):>19} "
             f"{_number(row.get('predicted_speedup')):>9}  {same}"
         )
+
+
+def level(rows: list[dict]) -> str:
+    """In which sense our methods' outputs equal plain decoding."""
+    last = rows[-1]["set"]  # all sets together, or the only one
+    ours = [
+        row
+        for row in rows
+        if row["set"] == last and not row["method"].startswith("hf_")
+    ]
+    if any("equal" not in row for row in ours):
+        return "not compared"
+    if any(row["differ"] for row in ours):
+        names = ", ".join(row["method"] for row in ours if row["differ"])
+        return f"NOT lossless: rounding does not explain {names}"
+    ties = sum(row["ties"] for row in ours)
+    where = (
+        f" up to {ties} answers with certified ties" if ties else ", token for token"
+    )
+    return f"L2: equal to ordinary plain decoding{where}"
 
 
 def _range(row: dict, name: str) -> str:
