@@ -110,8 +110,8 @@ def train_eagle(
                 loss, right, total = unrolled_loss(
                     head, target, ids, mask, hidden, scores, place_of, settings
                 )
-            if not math.isfinite(float(loss)):
-                raise DFlashLabError(f"the loss is {float(loss)} at step {step}")
+            if not math.isfinite(loss.item()):
+                raise DFlashLabError(f"the loss is {loss.item()} at step {step}")
             loss.backward()
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimizer.step()
@@ -120,7 +120,7 @@ def train_eagle(
             progress.update()
             if on_step is not None:
                 accuracy = (right / total.clamp(min=1)).tolist()
-                on_step({"step": step, "loss": float(loss), "accuracy": accuracy})
+                on_step({"step": step, "loss": loss.item(), "accuracy": accuracy})
     head.fc.weight.data *= scale  # raw features from now on
     return head.eval()
 
