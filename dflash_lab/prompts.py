@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.hub_prompts import SETS as HUB
+from dflash_lab.hub_prompts import hub_rows
 from dflash_lab.packaged_prompts import SETS as PACKAGED
 from dflash_lab.packaged_prompts import packaged_prompts_file
 from dflash_lab.pairs import data_root
@@ -37,12 +39,16 @@ def load_prompts(name_or_file: str | Path, limit: int | None = None) -> list[Pro
 
     Args:
         name_or_file: a set's name (see `prompt_set_names`), a packaged set
-            (`humaneval`, `mt-bench`, `gsm8k-100`), or a path.
+            (`humaneval`, `mt-bench`, `gsm8k-100`), one of the Hub (`hub:gsm8k`,
+            ...; see `hub_prompts.py`), or a path.
         limit: at most so many, from the start.
 
     Raises:
         DFlashLabError: no such set or file, or a line that is no prompt.
     """
+    if str(name_or_file) in HUB:
+        rows = hub_rows(str(name_or_file))[:limit]
+        return [Prompt(r["id"], r["kind"], tuple(r["turns"])) for r in rows]
     path = Path(name_or_file)
     if not path.is_file() and str(name_or_file) in PACKAGED:
         path = packaged_prompts_file(str(name_or_file))
@@ -52,7 +58,7 @@ def load_prompts(name_or_file: str | Path, limit: int | None = None) -> list[Pro
         raise DFlashLabError(
             f"unknown prompt set {str(name_or_file)!r}; choose one of "
             f"{', '.join(prompt_set_names())}, or give a JSON Lines file; from "
-            f"packages come {', '.join(PACKAGED)}"
+            f"packages come {', '.join(PACKAGED)}, from the Hub {', '.join(HUB)}"
         )
     prompts = []
     try:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from dflash_lab import packaged_prompts
+from dflash_lab import hub_prompts, packaged_prompts
 from dflash_lab.baselines.methods import METHODS, MethodSettings, make_method
 from dflash_lab.bench import (
     BenchSettings,
@@ -274,3 +274,61 @@ def test_packaged_sets_are_checked_converted_and_cached(name, tmp_path, monkeypa
     monkeypatch.setenv("DFLASH_LAB_CACHE", str(tmp_path / "other"))
     with pytest.raises(DFlashLabError, match="no network"):
         load_prompts(name)
+
+
+# --- sets of the Hub ----------------------------------------------------------------
+
+HUB_ROWS = {
+    "hub:gsm8k": ("main/test-0.parquet", {"question": "How many?", "answer": "3"}),
+    "hub:math500": ("test.jsonl", {"problem": "What is 1 + 1?"}),
+    "hub:humaneval": ("openai_humaneval/test-0.parquet", {"prompt": "def f():\n"}),
+    "hub:mbpp": ("full/test-0.parquet", {"text": "Add.", "test_list": ["assert 1"]}),
+    "hub:mt-bench": ("raw/question.jsonl", {"turns": ["a", "b"]}),
+    "hub:alpaca": ("data/train-0.parquet", {"instruction": "Say", "input": "hello"}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(HUB_ROWS))
+def test_sets_of_the_hub_are_read_from_folders_of_their_form(
+    name, tmp_path, monkeypatch
+):
+    from pyarrow import Table, parquet
+
+    where, row = HUB_ROWS[name]
+    path = tmp_path / where
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        parquet.write_table(Table.from_pylist([row, row]), path)
+    else:
+        path.write_text((json.dumps(row) + "\n") * 2, encoding="utf-8")
+    asked = []
+
+    def download(repository, repo_type, allow_patterns):
+        asked.append((repository, repo_type, tuple(allow_patterns)))
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub_prompts, "snapshot_download", download)
+    source = hub_prompts.SETS[name]
+    prompts = load_prompts(name)
+    assert asked == [(source.repository, "dataset", source.patterns)]
+    assert len(prompts) == 2 and len(load_prompts(name, 1)) == 1
+    label = name.removeprefix("hub:")
+    assert prompts[1].id == f"{label}-1" and prompts[0].kind == source.kind
+    text = "\n".join(prompts[0].turns)
+    for value in row.values():
+        for piece in value if isinstance(value, list) else [value]:
+            assert piece.strip() in text or piece == "3"
+    if source.kind == "math":
+        assert text.endswith("put your final answer within \\boxed{}.")
+    path.unlink()
+    with pytest.raises(DFlashLabError, match="layout has changed"):
+        load_prompts(name)
+
+
+def test_an_unreachable_hub_is_one_clear_error(monkeypatch):
+    def download(*arguments, **options):
+        raise OSError("no network")
+
+    monkeypatch.setattr(hub_prompts, "snapshot_download", download)
+    with pytest.raises(DFlashLabError, match="neither cached nor reachable"):
+        load_prompts("hub:gsm8k")

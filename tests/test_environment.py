@@ -42,7 +42,7 @@ LAYERS = [
     {"generation", "static_loop", "graphs", "static_run", "host_loop"},
     {"speculative", "certify"},
     {"hf_assistant", "hf_generate"},
-    {"packaged", "packaged_prompts", "pairs", "prompts"},
+    {"packaged", "packaged_prompts", "hub_prompts", "pairs", "prompts"},
     {"engines", "speculators_format", "speculators_folder", "export"},
     {"analysis", "training"},
     {"baselines"},
