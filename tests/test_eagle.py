@@ -161,7 +161,7 @@ def plain_loss(head, target, ids, mask, hidden, places, place_of, unroll):
                 if label < 0:
                     continue
                 logits = head.logits(outputs[k - 1][b : b + 1, t : t + 1])[0, 0]
-                total -= 0.8 ** (k - 1) * float(logits.log_softmax(-1)[label])
+                total -= 0.8 ** (k - 1) * logits.log_softmax(-1)[label].item()
                 weight += 0.8 ** (k - 1)
     return total / weight
 
@@ -181,7 +181,7 @@ def test_the_loss_equals_its_plain_twin(deep):
     first = torch.nn.functional.pad(mask[:, 2:], (0, 2))
     places = scores.masked_fill(~first, -1.0).topk(5, dim=1).indices.tolist()
     expected = plain_loss(head, deep, ids, mask, hidden, places, place_of, 4)
-    assert float(loss) == pytest.approx(expected, rel=1e-5)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert (right <= total).all() and total[0] > 0
 
 
