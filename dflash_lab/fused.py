@@ -61,10 +61,6 @@ class FusedTarget(Target):
         self._rope = RopeTable(base.rotary_emb, self.embedding_table)
         self._taps: list[FusedTap] = []
 
-    def new_cache(self, batch_size: int, capacity: int) -> PositionCache:
-        self._rope.grow(capacity)
-        return super().new_cache(batch_size, capacity)
-
     def tap(self, target_layer_ids: Sequence[int]) -> FusedTap:
         return FusedTap(self._taps, target_layer_ids, self.num_layers)
 

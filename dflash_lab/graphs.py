@@ -21,6 +21,7 @@ import torch
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.static_loop import StaticLoop
 
+RECOMPILE_LIMIT = 200
 WARM_UP = 2  # eager cycles before a capture: libraries allocate on first use
 
 
@@ -69,10 +70,6 @@ class EagerCycles:
             torch.cuda.synchronize(self.loop.target.device)
         return time.perf_counter()
 
-    def drain(self) -> CycleReport | None:
-        """The report of a cycle that was started but not yet read."""
-        return None
-
 
 class CompiledCycles(EagerCycles):
     """Cycles fused by torch.compile, which takes half a minute once per process.
@@ -83,7 +80,10 @@ class CompiledCycles(EagerCycles):
     def step(self, span: int) -> CycleReport | None:
         """Run a cycle and say what it did."""
         started = self._now()
-        _compiled_cycle()(self.loop)
+        # Each capacity, batch size and pair is compiled once; torch's own limit of
+        # eight is meant for what never settles.
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
+            _compiled_cycle()(self.loop)
         rows = self.loop.report.tolist()
         return CycleReport(rows, 0.0, 0.0, self._now() - started)
 
@@ -122,10 +122,6 @@ class GraphedCycles:
         self._count += 1
         self._waiting.append(slot)
         return self._read() if len(self._waiting) > self.lag else None
-
-    def drain(self) -> CycleReport | None:
-        """The report of a cycle that was started but not yet read."""
-        return self._read() if self._waiting else None
 
     def _read(self) -> CycleReport:
         report, event = self._slots[self._waiting.popleft()]

@@ -152,8 +152,8 @@ class HostLoop:
         """
         if not self.processors:
             return logits
-        scores = logits.float() if logits.dtype != torch.float64 else logits.clone()
-        scores = scores.clone() if scores is logits else scores
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        scores = wide.clone()
         for b, text in enumerate(texts):
             for j in range(counts[b] + 1):
                 ids = torch.tensor([[*text, *drafts[b][:j]]], device=scores.device)

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.nn import functional as F
 
 # Joined and packed weights are copies. Models above this size keep their own.
@@ -77,7 +77,7 @@ class PackedLinear:
 _PACKED: list[weakref.ref[PackedLinear]] = []
 
 
-@torch.library.custom_op("dflash_lab::packed_product", mutates_args=())
+@library.custom_op("dflash_lab::packed_product", mutates_args=())
 def _packed_product(x: Tensor, handle: int, size: int) -> Tensor:
     """The product of one `PackedLinear`, for compilers that cannot trace its weight."""
     product = _PACKED[handle]()

@@ -6,7 +6,7 @@ without asking any tensor for its value, so the host may run ahead of a GPU, or 
 the cycle as a captured graph (`graphs.py`). Rows that are done are frozen. The host
 learns from a report per cycle what became text.
 
-It gives what the host loop gives (`speculative.py`), for the proposers and rules that
+It gives what the host loop gives (`host_loop.py`), for the proposers and rules that
 can be stated this way: DFlash or nobody, matching acceptance, stop tokens and length.
 
 Leaves out: stop strings, other proposers, probabilities in the trace; the host loop
@@ -24,12 +24,12 @@ from dflash_lab.acceptance import accept_matching
 from dflash_lab.fused import FusedDrafter, FusedTarget
 from dflash_lab.generation import Row
 from dflash_lab.proposers import DFlash, Plain, Proposer
-from dflash_lab.sampling import Sampling, choose_tokens, most_likely
+from dflash_lab.sampling import Sampling, choose_tokens, most_likely, pick_tokens
 from dflash_lab.target import Target
 
 # Columns of a report before the drafts and the picks.
-START, ACCEPTED, KEPT, DONE, BROKEN, DRAFTED = range(6)
-COLUMNS = 6
+START, ACCEPTED, KEPT, BROKEN, DRAFTED = range(5)
+COLUMNS = 5
 BROKEN_TARGET, BROKEN_DRAFTER = 1, 2
 NO_TOKEN = -1  # fills the list of stop tokens, so that it is never empty
 
@@ -53,14 +53,14 @@ class StaticLoop:
         anchor: (B,) int64, position of each row's last token.
         last: (B,) int64, position of the last token that a row may have.
         done: (B,) bool.
-        report: (B, 6 + 2K - 1) int64: anchor before the cycle, accepted drafts, tokens
-            kept, done, whose logits held NaN, real drafts, then K-1 drafts and K picks.
+        report: (B, 5 + 2K - 1) int64: anchor before the cycle, accepted drafts, tokens
+            kept, whose logits held NaN, real drafts, then K-1 drafts and K picks.
     """
 
     def __init__(
         self,
         target: Target,
-        proposer: Proposer,
+        proposer: DFlash | Plain,
         rows: Sequence[Row],
         sampling: Sampling,
         seeds: Sequence[int],
@@ -73,10 +73,10 @@ class StaticLoop:
         self.target, self.sampling, self.tap = target, sampling, tap
         self.granularity = granularity
         self.block_size = proposer.kernel_rows
-        batch, self.size = len(rows), self.block_size
+        batch = len(rows)
         longest = max(len(row.prompt) + row.budget for row in rows)
         # A frozen or a last cycle still writes a whole block behind its anchor.
-        self.capacity = _rounded(longest + self.size + 1, capacity_step)
+        self.capacity = _rounded(longest + self.block_size + 1, capacity_step)
         self.cache = target.new_cache(batch, self.capacity)
         self.session = None
         if isinstance(proposer, DFlash):
@@ -88,10 +88,10 @@ class StaticLoop:
         self.seeds = torch.tensor(seeds, device=device)
         ids = list(stop_token_ids) or [NO_TOKEN]
         self.stop_ids = torch.tensor(ids, device=device)
-        self.offset = torch.arange(self.size, device=device)
+        self.offset = torch.arange(self.block_size, device=device)
         mask_id = self.session.drafter.config.mask_token_id if self.session else 0
-        self.masks = torch.full((batch, self.size - 1), mask_id, device=device)
-        columns = COLUMNS + 2 * self.size - 1
+        self.masks = torch.full((batch, self.block_size - 1), mask_id, device=device)
+        columns = COLUMNS + 2 * self.block_size - 1
         self.report = torch.zeros(batch, columns, dtype=torch.long, device=device)
 
     def state(self) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ class StaticLoop:
             positions = start + torch.arange(size)[None]
             logits = self._prefill_pass(ids, positions, which, kept, chunk is not None)
         position = torch.tensor([[length]], device=device)
-        token = choose_tokens(logits, position, self.sampling, self.seeds[which])
+        token = pick_tokens(logits, position, self.sampling, self.seeds[which])
         self.text[place, :length] = torch.tensor(row.prompt, device=device)
         self.text[place, length] = token[0, 0]
         self.anchor[place] = length
@@ -148,7 +148,7 @@ class StaticLoop:
         """Let passes read enough positions for blocks that start up to `furthest`."""
         span = self.capacity
         if self.granularity is not None:
-            span = min(span, _rounded(furthest + self.size, self.granularity))
+            span = min(span, _rounded(furthest + self.block_size, self.granularity))
         self.cache.static_span = span
         if self.session is not None:
             self.session.cache.static_span = span
@@ -203,14 +203,15 @@ class StaticLoop:
         picks = choose_tokens(logits, places, self.sampling, self.seeds)
         # A row near its limit takes fewer drafts, so that nothing overshoots.
         room = self.last - self.anchor
-        limit = (room - 1).clamp(0, self.size - 1)
+        limit = (room - 1).clamp(0, self.block_size - 1)
         if self.session is None:
             limit = torch.zeros_like(limit)
         accepted = accept_matching(drafts, picks, limit).accepted
         emitted = self.offset <= accepted[:, None]
         stops = emitted & (picks[..., None] == self.stop_ids).any(dim=-1)
         # Tokens up to and with the first stop token; K + 1 if there is none.
-        until_stop = (self.size + 1 - stops * (self.size - self.offset)).amin(dim=1)
+        size = self.block_size
+        until_stop = (size + 1 - stops * (size - self.offset)).amin(dim=1)
         kept = torch.minimum(accepted + 1, until_stop)
         # Not torch.where: its scalars are tensors of the host, which no graph takes.
         kept = kept.masked_fill(self.done, 0)
@@ -222,7 +223,7 @@ class StaticLoop:
         self.done.logical_or_(stops.any(dim=1) | (self.anchor >= self.last))
         broken = broken * BROKEN_DRAFTER
         broken = broken.masked_fill(_any_nan(logits), BROKEN_TARGET)
-        head = (start, accepted, kept, self.done, broken, limit)
+        head = (start, accepted, kept, broken, limit)
         head = torch.stack([column.long() for column in head], dim=1)
         self.report.copy_(torch.cat([head, drafts, picks], dim=1))
 

@@ -573,6 +573,38 @@ def test_compiled_cycles_give_the_same(trained, monkeypatch):
     torch._dynamo.reset()
 
 
+def test_many_capacities_are_compiled_one_after_the_other(trained, monkeypatch):
+    """More shapes than the compiler's own limit for one function."""
+    target, drafter = trained
+    compiled = torch.compile(
+        StaticLoop.cycle, fullgraph=True, backend="eager", dynamic=False
+    )
+    monkeypatch.setattr(graphs, "_compiled_cycle", lambda: compiled)
+    monkeypatch.setattr(static_run, "COMPILED", 16)
+    torch._dynamo.reset()
+    prompt = chain_prompts(1)[0]
+    for budget in range(16, 16 * 12, 16):
+        ours = [
+            speculative_generate(
+                target, DFlash(drafter), prompt, max_new_tokens=budget, compile=compile
+            ).output_ids
+            for compile in (True, False)
+        ]
+        assert ours[0] == ours[1]
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("loop", ["static", "host"])
+def test_nan_is_refused_even_for_a_single_token(loop):
+    model = random_target(4).model
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(DFlashLabError, match="target's logits contain NaN"):
+        speculative_generate(
+            as_target(model), Plain(), [1, 2], max_new_tokens=1, loop=loop
+        )
+
+
 def test_a_packed_product_compiles(monkeypatch):
     monkeypatch.setattr(packed, "SMALL_WEIGHT", 1)
     noise = torch.Generator().manual_seed(0)

@@ -118,7 +118,7 @@ def measure_costs(
         loops, taps = [], []
         for proposer in proposers:
             taps.append(target.tap(proposer.target_layer_ids))
-            row = new_row(0, ids, 10**6, target)
+            row = new_row(0, ids, 2 * max(p.kernel_rows for p in proposers), target)
             loop = StaticLoop(
                 target, proposer, [row], Sampling(), [0], (), taps[-1], 64
             )
