@@ -17,15 +17,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from dflash_lab.attention import Mask
 from dflash_lab.cache import PositionCache
 from dflash_lab.checkpoint import find_checkpoint, read_checkpoint, write_checkpoint
 from dflash_lab.config import DFlashConfig
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.layers import DFlashLayer, KeyValue, RMSNorm
+from dflash_lab.layers import DFlashLayer, KeyValue, RMSNorm, Rotary
 from dflash_lab.masks import anchor_block_mask
 
 
@@ -46,9 +44,7 @@ class DFlashDraftModel(nn.Module):
             DFlashLayer(config) for _ in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        # In a tuple, so that it is no submodule: `.to(bfloat16)` would round its
-        # frequencies, and a model built on the meta device would lose them.
-        self._rotary: tuple[Qwen3RotaryEmbedding, ...] = ()
+        self.rotary = Rotary(config)
         self.context_rows = 0  # rows projected by `append_context`, for tests
 
     def init_weights(self, generator: torch.Generator | None = None) -> None:
@@ -68,20 +64,6 @@ class DFlashDraftModel(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.norm.weight.device
-
-    def rotary(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin (B, T, d) in x's dtype for position_ids (B, T)."""
-        if not self._rotary:
-            rope = Qwen3Config(
-                hidden_size=self.config.hidden_size,
-                num_attention_heads=self.config.num_attention_heads,
-                head_dim=self.config.head_dim,
-                max_position_embeddings=self.config.max_position_embeddings,
-                rope_parameters=dict(self.config.rope),
-            )
-            with torch.device("cpu"):
-                self._rotary = (Qwen3RotaryEmbedding(rope),)
-        return self._rotary[0](x, position_ids.to(x.device))
 
     def fuse(self, target_hidden: Tensor) -> Tensor:
         """Target features (B, S, n*D) -> context rows (B, S, D), used by all layers."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from dflash_lab.attention import Mask, attend
 from dflash_lab.config import DFlashConfig
@@ -30,6 +32,37 @@ class RMSNorm(nn.Module):
         wide = x.float() if x.dtype != torch.float64 else x
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
+
+
+class Rotary:
+    """Rotation angles of a config, made on first use.
+
+    No module: `.to(bfloat16)` would round its frequencies, and a model built on the
+    meta device would lose them.
+
+    Args:
+        config: with `hidden_size`, `num_attention_heads`, `head_dim`,
+            `max_position_embeddings` and `rope`.
+    """
+
+    def __init__(self, config):
+        self._config = config
+        self._made: Qwen3RotaryEmbedding | None = None
+
+    def __call__(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin (B, T, d) in x's dtype for position_ids (B, T)."""
+        if self._made is None:
+            config = self._config
+            rope = Qwen3Config(
+                hidden_size=config.hidden_size,
+                num_attention_heads=config.num_attention_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_position_embeddings,
+                rope_parameters=dict(config.rope),
+            )
+            with torch.device("cpu"):
+                self._made = Qwen3RotaryEmbedding(rope)
+        return self._made(x, position_ids.to(x.device))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

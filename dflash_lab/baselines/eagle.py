@@ -20,14 +20,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from dflash_lab.attention import attend
 from dflash_lab.compat import rope_settings
 from dflash_lab.config import DFlashConfig
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.layers import DFlashMLP, RMSNorm, rotate
+from dflash_lab.layers import DFlashMLP, RMSNorm, Rotary, rotate
 from dflash_lab.trace import write_text_atomically
 
 
@@ -117,7 +115,7 @@ class EagleHead(nn.Module):
         # Target id of each token that can be drafted.
         ids = torch.arange(config.draft_vocab_size)
         self.register_buffer("draft_ids", ids)
-        self._rotary: tuple[Qwen3RotaryEmbedding, ...] = ()
+        self.rotary = Rotary(config)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -126,20 +124,6 @@ class EagleHead(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.norm.weight.device
-
-    def rotary(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin (B, T, d) in x's dtype for position_ids (B, T)."""
-        if not self._rotary:
-            rope = Qwen3Config(
-                hidden_size=self.config.hidden_size,
-                num_attention_heads=self.config.num_attention_heads,
-                head_dim=self.config.head_dim,
-                max_position_embeddings=self.config.max_position_embeddings,
-                rope_parameters=dict(self.config.rope),
-            )
-            with torch.device("cpu"):
-                self._rotary = (Qwen3RotaryEmbedding(rope),)
-        return self._rotary[0](x, position_ids.to(x.device))
 
     def fuse(self, target_hidden: Tensor) -> Tensor:
         """Tapped features (B, S, 3*D) -> (B, S, D)."""
