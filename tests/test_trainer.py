@@ -25,6 +25,7 @@ from dflash_lab.training import trainer as trainer_module
 from dflash_lab.training.card import git_state
 from dflash_lab.training.config import from_dict
 from dflash_lab.training.metrics import MetricLog, predicted_tau, read_metrics
+from dflash_lab.training.progress import kept_drafters
 from dflash_lab.training.run import train
 from dflash_lab.training.trainer import Trainer, latest_checkpoint
 
@@ -248,6 +249,25 @@ def test_resuming_needs_the_same_texts(tmp_path):
         run(tmp_path, resume=True)
     corpus.write_text(text, encoding="utf-8")
     assert run(tmp_path, resume=True).finished
+
+
+def test_drafters_are_kept_whenever_the_blocks_have_doubled(tmp_path, monkeypatch):
+    monkeypatch.setattr("dflash_lab.training.progress.FIRST_KEPT", 16)
+    run(tmp_path, log={"every": 1, "keep_drafters": True})
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    marks, due = [], 16
+    for line in lines:
+        if line["blocks"] >= due:
+            marks.append(line["blocks"])
+            while due <= line["blocks"]:
+                due *= 2
+    kept = kept_drafters(tmp_path / "run")
+    assert list(kept) == marks and len(marks) > 2
+    first, last = (
+        DFlashDraftModel.from_pretrained(kept[marks[i]], torch.float32).state_dict()
+        for i in (0, -1)
+    )
+    assert any(not torch.equal(first[key], last[key]) for key in first)
 
 
 def test_resume_without_a_checkpoint_starts(tmp_path):

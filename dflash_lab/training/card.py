@@ -18,7 +18,7 @@ from dflash_lab.packaged import sha256_of
 from dflash_lab.trace import environment, write_text_atomically
 from dflash_lab.training.config import TrainConfig
 from dflash_lab.training.dataset import Example
-from dflash_lab.training.trainer import Progress
+from dflash_lab.training.progress import Progress
 
 
 def run_facts(

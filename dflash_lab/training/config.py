@@ -160,6 +160,7 @@ class LogSettings:
         eval_tokens: new tokens per prompt then.
         final_prompts: prompts of each set for the card; all if None.
         tracker: name of an `accelerate` tracker such as `tensorboard`, or None.
+        keep_drafters: keep the drafter in `kept/` whenever the blocks have doubled.
     """
 
     every: int = 50
@@ -169,6 +170,7 @@ class LogSettings:
     eval_tokens: int = 128
     final_prompts: int | None = None
     tracker: str | None = None
+    keep_drafters: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -32,25 +32,7 @@ from dflash_lab.training.devices import interrupts
 from dflash_lab.training.metrics import MetricLog, predicted_tau, progress_line
 from dflash_lab.training.objective import Objective
 from dflash_lab.training.pipeline import Pipeline
-
-
-@dataclass
-class Progress:
-    """How far a run has come; saved with each checkpoint.
-
-    Attributes:
-        step: optimiser steps done.
-        blocks: blocks seen, over all processes.
-        seconds: wall clock of the loop, measurements of tau on the way included.
-        cpu_seconds: processor time of the same, over all processes.
-        tau: the last measured ones, by prompt set.
-    """
-
-    step: int = 0
-    blocks: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    tau: dict[str, float] | None = None
+from dflash_lab.training.progress import Progress, passed_doubling
 
 
 class Trainer:
@@ -171,6 +153,7 @@ class Trainer:
                     group["lr"] = self.learning_rate(self.share_done)
                 sums.append(self.step(self.progress.step))
                 self.progress.step += 1
+                seen = self.progress.blocks
                 self.progress.blocks += int(sums[-1]["blocks"])
                 self.progress.seconds = before + time.monotonic() - started
                 cpu = (time.process_time() - started_cpu) * (
@@ -182,6 +165,8 @@ class Trainer:
                 if line:
                     sums = []
                 progress.update()
+                if self.config.log.keep_drafters:
+                    self._keep(seen)
                 minutes = (time.monotonic() - saved) / 60
                 if minutes > self.config.log.save_minutes or self.finished:
                     self.save()
@@ -284,6 +269,15 @@ class Trainer:
         if not self.accelerator.is_main_process:
             return None
         return self.objective.export(state, dtype)
+
+    def _keep(self, seen: int) -> None:
+        """Leave the drafter behind when the number of blocks has doubled."""
+        if not passed_doubling(seen, self.progress.blocks):
+            return
+        exported = self.export()
+        if exported is not None:
+            name = f"blocks-{self.progress.blocks:09d}"
+            exported.save_pretrained(self.out / "kept" / name)
 
     def save(self) -> None:
         """Leave a checkpoint: model, optimiser and progress, whole or not at all."""
