@@ -17,7 +17,7 @@ _PUBLIC = {
     "DFlashLabError": "errors",
     "DecodeTrace": "trace",
     "GenerationResult": "generation",
-    "NGramLookup": "proposers",
+    "NGramLookup": "ngram",
     "Pair": "pairs",
     "Plain": "proposers",
     "Sampling": "sampling",

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from dflash_lab.cache import PositionCache
 from dflash_lab.conditioning import build_target_layer_ids
 from dflash_lab.drafter import DFlashDraftModel
-from dflash_lab.proposers import DFlash, NGramLookup, Plain
+from dflash_lab.ngram import NGramLookup
+from dflash_lab.proposers import DFlash, Plain
 from dflash_lab.speculative import speculative_generate
 
 

@@ -37,7 +37,7 @@ LAYERS = [
         "input_fusion",
     },
     {"packed", "fused_layers", "fused"},
-    {"proposers"},
+    {"proposers", "ngram"},
     {"trace"},
     {"generation", "static_loop", "graphs", "static_run", "host_loop"},
     {"speculative", "certify"},

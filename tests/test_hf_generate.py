@@ -19,8 +19,9 @@ from dflash_lab.errors import DFlashLabError
 from dflash_lab.fused import as_target
 from dflash_lab.hf_assistant import as_hf_assistant
 from dflash_lab.hf_generate import custom_generate
+from dflash_lab.ngram import NGramLookup
 from dflash_lab.pairs import load_pair
-from dflash_lab.proposers import DFlash, NGramLookup, Plain
+from dflash_lab.proposers import DFlash, Plain
 from dflash_lab.sampling import Sampling
 from dflash_lab.speculative import speculative_generate
 

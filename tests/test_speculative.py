@@ -11,7 +11,8 @@ from reference import ScriptedProposer, generate_greedily
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.fused import as_target
-from dflash_lab.proposers import DFlash, NGramLookup, Plain
+from dflash_lab.ngram import NGramLookup
+from dflash_lab.proposers import DFlash, Plain
 from dflash_lab.sampling import Sampling
 from dflash_lab.speculative import speculative_generate
 from dflash_lab.target import Target

@@ -15,8 +15,9 @@ from dflash_lab.errors import DFlashLabError
 from dflash_lab.fused import FusedTarget, as_target
 from dflash_lab.generation import new_row
 from dflash_lab.graphs import CycleReport, EagerCycles
+from dflash_lab.ngram import NGramLookup
 from dflash_lab.packed import PackedLinear
-from dflash_lab.proposers import DFlash, NGramLookup, Plain
+from dflash_lab.proposers import DFlash, Plain
 from dflash_lab.sampling import Sampling
 from dflash_lab.speculative import speculative_generate
 from dflash_lab.static_loop import StaticLoop

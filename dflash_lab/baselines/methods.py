@@ -20,8 +20,9 @@ from dflash_lab.baselines.eagle import EagleHead
 from dflash_lab.baselines.eagle_proposer import Eagle
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.hf_assistant import as_hf_assistant
+from dflash_lab.ngram import NGramLookup
 from dflash_lab.pairs import Pair, data_root
-from dflash_lab.proposers import DFlash, NGramLookup, Plain, Proposer
+from dflash_lab.proposers import DFlash, Plain, Proposer
 from dflash_lab.sampling import Sampling
 from dflash_lab.speculative import speculative_generate
 from dflash_lab.trace import DecodeTrace

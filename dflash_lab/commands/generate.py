@@ -120,7 +120,8 @@ def _printer(streamer):
 
 
 def _proposer(arguments, pair):
-    from dflash_lab.proposers import DFlash, NGramLookup, Plain
+    from dflash_lab.ngram import NGramLookup
+    from dflash_lab.proposers import DFlash, Plain
 
     size = arguments.block_size
     if arguments.proposer == "none":
