@@ -1,11 +1,13 @@
-"""DFlash and an EAGLE-3-style head: same texts, same training time, same prompts.
+"""DFlash, an EAGLE-3-style head and Medusa-style heads: same texts, same training time.
 
     python benchmarks/eagle_vs_dflash.py --work W --cpu-minutes 3
+    python benchmarks/eagle_vs_dflash.py --work W --methods dflash,eagle,medusa
 
-Both have one layer of the tiny target's width, K = 8, features tapped their own way
-(five layers, three layers), and the same processor time on one corpus that the target
-wrote. Then both decode the held-out prompts in turns beside plain decoding; tau, draft
-time and speed-up are compared with paired intervals. The line goes to
+All have the tiny target's width and K = 8; DFlash and EAGLE have one layer and features
+tapped their own way (five layers, three layers), Medusa reads the last hidden state.
+Each gets the same processor time on one corpus that the target wrote. Then all decode
+the held-out prompts in turns beside plain decoding; tau, draft time and speed-up are
+compared with paired intervals. The line goes to
 `benchmarks/results/eagle_vs_dflash.jsonl`.
 
 Leaves out: trees of drafts, and other seeds.
@@ -14,6 +16,7 @@ Leaves out: trees of drafts, and other seeds.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -25,6 +28,9 @@ from dflash_lab.analysis.intervals import paired_ratio_interval, ratio_interval
 from dflash_lab.baselines.eagle import EagleConfig, EagleHead
 from dflash_lab.baselines.eagle_proposer import Eagle
 from dflash_lab.baselines.eagle_training import EagleTraining, train_eagle
+from dflash_lab.baselines.medusa import MedusaHeads
+from dflash_lab.baselines.medusa_proposer import Medusa
+from dflash_lab.baselines.medusa_training import MedusaTraining, train_medusa
 from dflash_lab.pairs import load_pair
 from dflash_lab.prompts import load_prompts
 from dflash_lab.proposers import DFlash, Plain
@@ -34,6 +40,7 @@ from dflash_lab.training.config import load_config
 from dflash_lab.training.dataset import load_examples
 from dflash_lab.training.feature_store import cache_features
 from dflash_lab.training.features import OfflineFeatures
+from dflash_lab.training.own_corpus import write_own_corpus
 from dflash_lab.training.run import train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,11 +65,35 @@ def trained_head(pair, corpus: Path, work: Path, minutes: float) -> EagleHead:
         settings,
         on_step=lines.append,
     )
-    last = lines[-200:]
-    slots = [sum(line["accuracy"][k] for line in last) / len(last) for k in range(7)]
-    print(f"eagle: {len(lines)} steps, accuracy {[round(x, 2) for x in slots]}")
+    _say("eagle", lines)
     head.save_pretrained(folder)
     return head
+
+
+def trained_heads(pair, corpus: Path, work: Path, minutes: float) -> MedusaHeads:
+    """The heads, trained once and kept."""
+    folder = work / "medusa"
+    if (folder / "config.json").is_file():
+        return MedusaHeads.from_pretrained(folder)
+    examples, _ = load_examples([corpus])
+    texts = [example.input_ids for example in examples]
+    # The heads read head inputs alone; a store wants a tapped layer beside them.
+    store = work / "medusa-features"
+    features = cache_features(pair.target, texts, (0,), store, head_inputs=True)
+    settings = MedusaTraining(cpu_minutes=minutes, learning_rate=2e-3)
+    lines = []
+    heads = train_medusa(
+        pair.target, examples, features, settings, on_step=lines.append
+    )
+    _say("medusa", lines)
+    heads.save_pretrained(folder)
+    return heads
+
+
+def _say(name: str, lines: list[dict]) -> None:
+    last = lines[-200:]
+    slots = [sum(line["accuracy"][k] for line in last) / len(last) for k in range(7)]
+    print(f"{name}: {len(lines)} steps, accuracy {[round(x, 2) for x in slots]}")
 
 
 def main() -> None:
@@ -72,7 +103,15 @@ def main() -> None:
     parser.add_argument("--cpu-minutes", type=float, default=3.0)
     parser.add_argument("--limit", type=int, default=12, help="prompts of each set")
     parser.add_argument("--corpus", type=Path, help="written first if none is given")
+    parser.add_argument(
+        "--methods",
+        default="dflash,eagle",
+        help="comma-separated, of dflash, eagle, medusa (default: %(default)s)",
+    )
     arguments = parser.parse_args()
+    asked = arguments.methods.split(",")
+    if not set(asked) <= {"dflash", "eagle", "medusa"} or len(set(asked)) < len(asked):
+        parser.error("--methods must name dflash, eagle or medusa, each at most once")
     torch.set_num_threads(1)
     pair = load_pair("tiny", with_drafter=False, quiet=True)
     overrides = [
@@ -87,13 +126,29 @@ def main() -> None:
     if arguments.corpus is not None:
         overrides.append(f"data.corpus=[{arguments.corpus}]")
     config = load_config(ROOT / "configs" / "tiny.yaml", overrides)
-    started = time.monotonic()
-    result = train(config, resume=True, pair=replace(pair, prompt_sets=()))
-    print(f"dflash: {result.facts['steps']} steps, {time.monotonic() - started:.0f} s")
+    methods: dict = {"ar": Plain()}
+    models: dict = {}
+    line: dict = {"cpu_minutes": arguments.cpu_minutes}
     corpus = arguments.corpus or arguments.work / "dflash" / "corpus.jsonl"
-    head = trained_head(pair, corpus, arguments.work, arguments.cpu_minutes)
-    methods = {"ar": Plain(), "dflash": DFlash(result.drafter), "eagle": Eagle(head)}
-    # The host loop for all: the head has no other.
+    if "dflash" in asked:
+        started = time.monotonic()
+        result = train(config, resume=True, pair=replace(pair, prompt_sets=()))
+        line["dflash_steps"] = result.facts["steps"]
+        print(
+            f"dflash: {line['dflash_steps']} steps, {time.monotonic() - started:.0f} s"
+        )
+        models["dflash"] = result.drafter
+        methods["dflash"] = DFlash(result.drafter)
+    elif arguments.corpus is None:
+        write_own_corpus(pair, corpus, config.corpus)
+    common = (pair, corpus, arguments.work, arguments.cpu_minutes)
+    if "eagle" in asked:
+        models["eagle"] = trained_head(*common)
+        methods["eagle"] = Eagle(models["eagle"])
+    if "medusa" in asked:
+        models["medusa"] = trained_heads(*common)
+        methods["medusa"] = Medusa(models["medusa"])
+    # The host loop for all: heads have no other.
     runs = {name: [] for name in methods}
     prompts = [
         pair.encode(prompt.turns[0])
@@ -132,8 +187,8 @@ def main() -> None:
             return [sum(x.draft_ms for x in c) for c in cycles]
         return [sum(x.acceptance_length for x in c) for c in cycles]
 
-    line: dict = {"cpu_minutes": arguments.cpu_minutes, "prompts": len(prompts)}
-    for name in ("dflash", "eagle"):
+    line["prompts"] = len(prompts)
+    for name in models:
         line[name] = {
             "tau": str(ratio_interval(sums(name, "added"), sums(name, "cycles"))),
             "draft_ms": str(
@@ -149,24 +204,21 @@ def main() -> None:
             ),
             "equal_to_plain": equal[name],
         }
-    for what, top, bottom in (
-        ("tau", "added", "cycles"),
-        ("draft_ms", "draft_ms", "cycles"),
-        ("speed", "tokens", "seconds"),
-    ):
-        found = paired_ratio_interval(
-            sums("dflash", top),
-            sums("dflash", bottom),
-            sums("eagle", top),
-            sums("eagle", bottom),
-        )
-        line[f"dflash_over_eagle_{what}"] = str(found)
+    for one, other in itertools.combinations(models, 2):
+        for what, top, bottom in (
+            ("tau", "added", "cycles"),
+            ("draft_ms", "draft_ms", "cycles"),
+            ("speed", "tokens", "seconds"),
+        ):
+            found = paired_ratio_interval(
+                sums(one, top), sums(one, bottom), sums(other, top), sums(other, bottom)
+            )
+            line[f"{one}_over_{other}_{what}"] = str(found)
     line |= {
         "parameters": {
-            "dflash": sum(p.numel() for p in result.drafter.parameters()),
-            "eagle": sum(p.numel() for p in head.parameters()),
+            name: sum(p.numel() for p in model.parameters())
+            for name, model in models.items()
         },
-        "dflash_steps": result.facts["steps"],
         "environment": environment(),
     }
     print(json.dumps(line, indent=1))

@@ -13,11 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from dflash_lab.baselines.eagle import EagleHead
 from dflash_lab.baselines.eagle_proposer import Eagle
+from dflash_lab.baselines.medusa import MedusaHeads
+from dflash_lab.baselines.medusa_proposer import Medusa
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.hf_assistant import as_hf_assistant
 from dflash_lab.ngram import NGramLookup
@@ -58,6 +61,7 @@ class MethodSettings:
         block_size: of DFlash and of lookup; as trained, or 8, if None.
         assistant: folder or Hub name of the small model of `hf_assisted`.
         eagle: folder of an EAGLE-3-style head; the pair's own if None.
+        medusa: folder of Medusa-style heads; the pair's own if None.
     """
 
     max_new_tokens: int = 128
@@ -66,6 +70,7 @@ class MethodSettings:
     block_size: int | None = None
     assistant: str | None = None
     eagle: str | None = None
+    medusa: str | None = None
 
 
 Method = Callable[[Sequence[int]], Answer]
@@ -77,6 +82,7 @@ METHODS = {
     "dflash_compiled": "DFlash by our loop, the cycle compiled",
     "ngram": "n-gram lookup by our loop",
     "eagle": "an EAGLE-3-style head by our loop, a chain of drafts",
+    "medusa": "Medusa-style heads by our loop, each drafts alone",
     "hf_generate": "model.generate",
     "hf_lookup": "generate with prompt lookup",
     "hf_assisted": "generate with a small assistant model",
@@ -102,6 +108,8 @@ def make_method(name: str, pair: Pair, settings: MethodSettings) -> Method:
         return _ours(pair, NGramLookup(settings.block_size or 8), settings)
     if name == "eagle":
         return _ours(pair, _eagle(pair, settings), settings)
+    if name == "medusa":
+        return _ours(pair, _medusa(pair, settings), settings)
     if name.startswith("dflash"):
         proposer = DFlash(pair.drafter, settings.block_size)
         return _ours(pair, proposer, settings, compile=name == "dflash_compiled")
@@ -180,17 +188,25 @@ def _generate(pair: Pair, settings: MethodSettings, extra: dict) -> Method:
 
 
 def _eagle(pair: Pair, settings: MethodSettings) -> Eagle:
-    folder = settings.eagle
-    if folder is None:
-        folder = data_root() / "checkpoints" / f"{pair.name}-eagle"
-        if not folder.is_dir():
-            raise DFlashLabError(
-                f"no EAGLE-style head comes with {pair.name}; train one "
-                "(baselines/eagle_training.py) and give its folder as --eagle, or "
-                "leave the method out"
-            )
+    folder = settings.eagle or _own_folder(pair, "eagle", "EAGLE-style head comes")
     head = EagleHead.from_pretrained(folder, pair.target.dtype)
     return Eagle(head.to(pair.target.device), settings.block_size or 8)
+
+
+def _medusa(pair: Pair, settings: MethodSettings) -> Medusa:
+    folder = settings.medusa or _own_folder(pair, "medusa", "Medusa-style heads come")
+    heads = MedusaHeads.from_pretrained(folder, pair.target.dtype)
+    return Medusa(heads.to(pair.target.device), settings.block_size)
+
+
+def _own_folder(pair: Pair, name: str, what: str) -> Path:
+    folder = data_root() / "checkpoints" / f"{pair.name}-{name}"
+    if not folder.is_dir():
+        raise DFlashLabError(
+            f"no {what} with {pair.name}; train one (baselines/{name}_training.py) "
+            f"and give its folder as --{name}, or leave the method out"
+        )
+    return folder
 
 
 def _assistant(pair: Pair, settings: MethodSettings):

@@ -28,7 +28,8 @@ def add(commands) -> None:
     parser.add_argument(
         "--methods",
         default="ar,dflash,ngram,hf_generate,hf_lookup,hf_dflash",
-        help="comma-separated (default: %(default)s)",
+        help="comma-separated; also dflash_compiled, eagle, medusa and hf_assisted "
+        "(default: %(default)s)",
     )
     parser.add_argument("--limit", type=int, help="prompts of each set (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -37,6 +38,7 @@ def add(commands) -> None:
     parser.add_argument("--block-size", type=int, help="default: as trained")
     parser.add_argument("--assistant", help="small causal LM for hf_assisted")
     parser.add_argument("--eagle", help="folder of an EAGLE-style head")
+    parser.add_argument("--medusa", help="folder of Medusa-style heads")
     parser.add_argument(
         "--no-certify",
         action="store_true",
@@ -86,6 +88,7 @@ def run(arguments) -> int:
             arguments.block_size,
             arguments.assistant,
             arguments.eagle,
+            arguments.medusa,
         ),
     )
     records = run_bench(pair, sets, settings, arguments.out)
