@@ -172,3 +172,66 @@ def acceptance_numbers(traces):
         "cycles": cycles,
         "tokens": sum(lengths),
     }
+
+
+def block_diffusion_mask(length, block_size):
+    """Who sees whom in a pass over noisy and clean text, one cell at a time."""
+    rows = []
+    for row in range(2 * length):
+        cells = []
+        for column in range(2 * length):
+            mine, theirs = (x % length // block_size for x in (row, column))
+            noisy_row, noisy_column = row < length, column < length
+            if noisy_row and noisy_column:
+                seen = mine == theirs
+            elif noisy_row:
+                seen = theirs < mine
+            elif noisy_column:
+                seen = False
+            else:
+                seen = theirs <= mine
+            cells.append(seen)
+        rows.append(cells)
+    return rows
+
+
+def posterior_by_counting(process, early, late, x0, xt, xs):
+    """q(x_s | x_t, x_0) as a share of two-step walks, written out."""
+
+    def chance(start, end, kept):
+        noise = (
+            1 / process.size
+            if process.kind == "uniform"
+            else float(end == process.mask_token_id)
+        )
+        return kept * (start == end) + (1 - kept) * noise
+
+    walks = [
+        chance(x0, middle, early) * chance(middle, xt, late / early)
+        for middle in range(process.size)
+    ]
+    return walks[xs] / sum(walks) if sum(walks) > 0 else 0.0
+
+
+def orders_law(denoiser, size, length, mask_token_id):
+    """Law of texts written one token a pass, the place drawn among those left."""
+    law = torch.zeros(size**length, dtype=torch.float64)
+
+    def write(ids, chance):
+        open_places = [i for i, token in enumerate(ids) if token == mask_token_id]
+        if not open_places:
+            row = 0
+            for token in ids:
+                row = row * size + token
+            law[row] += chance
+            return
+        laws = denoiser(torch.tensor([ids]))[0]
+        for place in open_places:
+            for token in range(size):
+                share = float(laws[place, token])
+                if share > 0:
+                    after = [*ids[:place], token, *ids[place + 1 :]]
+                    write(after, chance * share / len(open_places))
+
+    write([mask_token_id] * length, 1.0)
+    return law

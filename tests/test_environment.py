@@ -46,6 +46,7 @@ LAYERS = [
     {"engines", "speculators_format", "speculators_folder", "export"},
     {"analysis", "training"},
     {"baselines"},
+    {"diffusion"},
     {"bench", "bench_summary"},
     {"viz"},
     {"demo", "demo_report", "doctor"},
