@@ -67,7 +67,7 @@ def test_a_small_model_of_the_same_family_assists(pair, tmp_path):
 def test_methods_that_cannot_run_say_why(pair):
     for name, options, word in (
         ("eagel", {}, "choose among ar, dflash"),
-        ("hf_assisted", {}, "--assistant"),
+        ("hf_assisted", {"assistant": "no/such/folder"}, "cannot load the assistant"),
         ("eagle", {"eagle": "no/such/folder"}, "no EAGLE-style head"),
         ("hf_dflash", {"block_size": 4}, "blocks as trained"),
     ):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from dflash_lab.baselines.assistant import is_assistant, load_assistant
 from dflash_lab.baselines.eagle import EagleHead
 from dflash_lab.baselines.eagle_proposer import Eagle
 from dflash_lab.baselines.medusa import MedusaHeads
@@ -59,7 +60,8 @@ class MethodSettings:
         temperature: 0 for greedy.
         seed: of sampling.
         block_size: of DFlash and of lookup; as trained, or 8, if None.
-        assistant: folder or Hub name of the small model of `hf_assisted`.
+        assistant: folder or Hub name of the small model of `hf_assisted`; the pair's
+            own if None.
         eagle: folder of an EAGLE-3-style head; the pair's own if None.
         medusa: folder of Medusa-style heads; the pair's own if None.
     """
@@ -212,20 +214,25 @@ def _own_folder(pair: Pair, name: str, what: str) -> Path:
 def _assistant(pair: Pair, settings: MethodSettings):
     from transformers import AutoModelForCausalLM
 
-    if settings.assistant is None:
-        raise DFlashLabError(
-            "method hf_assisted needs a small causal LM with the target's tokenizer; "
-            "give its folder or Hub name as --assistant, or leave the method out"
-        )
-    model = AutoModelForCausalLM.from_pretrained(
-        settings.assistant, dtype=pair.target.dtype
-    )
-    rows = model.get_input_embeddings().weight.shape[0]
-    if rows != pair.target.embedding_table.shape[0]:
-        raise DFlashLabError(
-            f"the assistant {settings.assistant} has {rows} embedding rows, the target "
-            f"{pair.target.embedding_table.shape[0]}; both must share a tokenizer"
-        )
+    source = settings.assistant or _own_folder(pair, "assistant", "assistant comes")
+    if is_assistant(source):
+        model = load_assistant(source, pair.target)
+    else:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=pair.target.dtype
+            )
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            raise DFlashLabError(
+                f"cannot load the assistant {source}: {first}"
+            ) from None
+        rows = model.get_input_embeddings().weight.shape[0]
+        if rows != pair.target.embedding_table.shape[0]:
+            raise DFlashLabError(
+                f"the assistant {source} has {rows} embedding rows, the target "
+                f"{pair.target.embedding_table.shape[0]}; both must share a tokenizer"
+            )
     # A constant number of drafts, as the other methods have.
     model.generation_config.num_assistant_tokens = (settings.block_size or 8) - 1
     model.generation_config.num_assistant_tokens_schedule = "constant"

@@ -36,7 +36,9 @@ def add(commands) -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--block-size", type=int, help="default: as trained")
-    parser.add_argument("--assistant", help="small causal LM for hf_assisted")
+    parser.add_argument(
+        "--assistant", help="small causal LM for hf_assisted (default: the pair's)"
+    )
     parser.add_argument("--eagle", help="folder of an EAGLE-style head")
     parser.add_argument("--medusa", help="folder of Medusa-style heads")
     parser.add_argument(

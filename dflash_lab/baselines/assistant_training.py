@@ -1,0 +1,299 @@
+"""Training an assistant: next-token cross entropy on what its target wrote.
+
+    python -m dflash_lab.baselines.assistant_training --pair tiny \\
+        --corpus corpus.jsonl --cpu-minutes 3 --out data/checkpoints/tiny-assistant
+
+The layers and the norm learn; embedding and head are the target's and stay. The loss is
+taken at a sample of the answers' places, redrawn every epoch, since with a large
+vocabulary the head costs more than the layers. Texts, batches, draws and the loss
+through a frozen head are those of the DFlash trainer.
+
+Leaves out: several processes, resuming, distillation, and writing the corpus
+(`dflash-lab corpus`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from dflash_lab.baselines.assistant import (
+    build_assistant,
+    copy_layers,
+    evenly_spaced,
+    own_modules,
+    save_assistant,
+)
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.pairs import load_pair
+from dflash_lab.target import Target
+from dflash_lab.trace import environment, write_text_atomically
+from dflash_lab.training.dataset import (
+    BatchPlan,
+    Example,
+    anchor_scores,
+    collate,
+    load_examples,
+)
+from dflash_lab.training.losses import LossSums, frozen_head_loss
+
+STARTS = ("target", "fresh")
+WARMUP = 0.04
+HELD_OUT = 50  # last texts, for the agreement that is reported
+
+
+@dataclass(frozen=True)
+class AssistantTraining:
+    """How an assistant is trained.
+
+    Attributes:
+        num_hidden_layers: its layers.
+        start: `target` copies evenly spaced layers and the norm; `fresh` draws them.
+        places: of each text at which the loss is taken; all if None.
+        batch_size: texts per step.
+        learning_rate: peak; warm-up over 4 % of the run, then cosine to 0.
+        steps: optimiser steps; None to follow `cpu_minutes`.
+        cpu_minutes: budget of processor time, all threads together.
+        seed: of weights, order and places.
+        bf16: autocast to bfloat16.
+    """
+
+    num_hidden_layers: int = 2
+    start: str = "target"
+    places: int | None = 64
+    batch_size: int = 16
+    learning_rate: float = 1e-3
+    steps: int | None = None
+    cpu_minutes: float | None = None
+    seed: int = 0
+    bf16: bool = False
+
+
+def train_assistant(
+    target: Target,
+    examples: Sequence[Example],
+    settings: AssistantTraining,
+    *,
+    on_step: Callable[[dict], None] | None = None,
+    quiet: bool = False,
+):
+    """Train an assistant; returns the model, layers and norm in float32.
+
+    Args:
+        target: supplies embedding, head and first weights.
+        examples: the texts.
+        settings: see `AssistantTraining`.
+        on_step: gets `step`, `loss` and `accuracy` of every step.
+        quiet: no progress bar.
+
+    Raises:
+        DFlashLabError: no budget, an unknown start, or a loss that is not a number.
+    """
+    _check(settings)
+    model = build_assistant(target, settings.num_hidden_layers, settings.seed)
+    if settings.start == "target":
+        layers = evenly_spaced(settings.num_hidden_layers, target.num_layers)
+        copy_layers(model, target, layers)
+    parameters = list(own_modules(model).parameters())
+    plan = BatchPlan(
+        [len(e.input_ids) for e in examples], settings.batch_size, settings.seed
+    )
+    optimizer = torch.optim.AdamW(
+        parameters, lr=settings.learning_rate, weight_decay=0.0
+    )
+    started, step = time.process_time(), 0
+    with tqdm(total=settings.steps, desc="assistant", disable=quiet) as progress:
+        while True:
+            spent = (time.process_time() - started) / 60
+            share = (
+                step / settings.steps
+                if settings.steps is not None
+                else spent / settings.cpu_minutes
+            )
+            if share >= 1:
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * _schedule(share)
+            epoch, indices = plan.batch(step)
+            ids, mask = collate(examples, indices)
+            scores = anchor_scores(settings.seed, epoch, indices, ids.shape[1])
+            with torch.autocast(target.device.type, torch.bfloat16, settings.bf16):
+                sums = next_token_loss(model, target, ids, mask, scores, settings)
+            loss = sums.loss / sums.weight.clamp(min=1)
+            if not math.isfinite(loss.item()):
+                raise DFlashLabError(
+                    f"the loss is {loss.item()} at step {step}; lower the learning "
+                    f"rate, it is {settings.learning_rate}"
+                )
+            # The head and the table are the target's: they must collect no gradient.
+            for parameter, gradient in zip(
+                parameters, torch.autograd.grad(loss, parameters), strict=True
+            ):
+                parameter.grad = gradient
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            step += 1
+            progress.update()
+            if on_step is not None:
+                accuracy = (sums.right.sum() / sums.total.sum().clamp(min=1)).item()
+                on_step({"step": step, "loss": loss.item(), "accuracy": accuracy})
+    return model.eval()
+
+
+def next_token_loss(
+    model: nn.Module,
+    target: Target,
+    ids: Tensor,
+    mask: Tensor,
+    scores: Tensor | None,
+    settings: AssistantTraining,
+) -> LossSums:
+    """Cross entropy with the next token, summed over the places that count.
+
+    Args:
+        model: the assistant.
+        target: supplies embedding and head.
+        ids: (B, S) texts; mask: (B, S) supervised tokens.
+        scores: (B, S) from which places are drawn; None for all places.
+        settings: see `AssistantTraining`.
+    """
+    table = target.embedding_table.detach()
+    embedded = F.embedding(ids.to(table.device), table).float()
+    # Padding stands behind the texts, and nothing sees what is behind it.
+    hidden = model.base_model(inputs_embeds=embedded, use_cache=False)[0][:, :-1]
+    labels, counts = ids[:, 1:], mask[:, 1:]
+    if scores is not None and settings.places is not None:
+        size = min(settings.places, counts.shape[1])
+        ranked = scores[:, 1:].masked_fill(~counts, -1.0)
+        places = ranked.topk(size, dim=1).indices  # (B, N)
+        labels, counts = labels.gather(1, places), counts.gather(1, places)
+        rows = places.to(hidden.device)[..., None].expand(-1, -1, hidden.shape[-1])
+        hidden = hidden.gather(1, rows)
+    device = hidden.device
+    dtype = torch.bfloat16 if settings.bf16 else torch.float32
+    return frozen_head_loss(
+        hidden.to(dtype),
+        target.head.weight.detach(),
+        labels.to(device),
+        counts.to(device),
+        torch.ones(labels.shape[1]),
+    )
+
+
+@torch.inference_mode()
+def agreement(
+    model: nn.Module, target: Target, examples: Sequence[Example], batch_size: int = 16
+) -> float:
+    """Share of the answers' tokens that are the assistant's first choice."""
+    right = total = 0
+    for start in range(0, len(examples), batch_size):
+        indices = range(start, min(start + batch_size, len(examples)))
+        ids, mask = collate(examples, indices)
+        sums = next_token_loss(model, target, ids, mask, None, AssistantTraining())
+        right, total = right + int(sums.right.sum()), total + int(sums.total.sum())
+    return right / max(total, 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train from the command line and write the folder."""
+    parser = argparse.ArgumentParser(
+        prog="dflash_lab.baselines.assistant_training",
+        description=__doc__.split("\n")[0],
+    )
+    parser.add_argument("--pair", help="tiny or smol")
+    parser.add_argument("--target", help="folder or Hub repository of another target")
+    parser.add_argument("--corpus", nargs="+", required=True, help="files of answers")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--cpu-minutes", type=float, help="budget of processor time")
+    parser.add_argument("--steps", type=int, help="in place of --cpu-minutes")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--start", choices=STARTS, default="target")
+    parser.add_argument("--places", type=int, default=64, help="of each text and step")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--max-length", type=int, help="of the texts, in tokens")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
+    parser.add_argument("--threads", type=int, default=1)
+    try:
+        return _run(parser.parse_args(arguments))
+    except DFlashLabError as error:
+        print(f"dflash_lab.baselines: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(asked) -> int:
+    if asked.threads < 1:
+        raise DFlashLabError(f"--threads {asked.threads} must be 1 or more")
+    torch.set_num_threads(asked.threads)
+    settings = AssistantTraining(
+        asked.layers,
+        asked.start,
+        asked.places,
+        asked.batch_size,
+        asked.learning_rate,
+        asked.steps,
+        asked.cpu_minutes,
+        asked.seed,
+        asked.bf16,
+    )
+    _check(settings)
+    pair = load_pair(asked.pair, target=asked.target, with_drafter=False)
+    examples, _ = load_examples(asked.corpus, asked.max_length)
+    held_out = min(HELD_OUT, len(examples) // 10)
+    taught = examples[: len(examples) - held_out]
+    lines: list[dict] = []
+    model = train_assistant(pair.target, taught, settings, on_step=lines.append)
+    facts: dict = {
+        "settings": asdict(settings),
+        "corpora": [Path(path).name for path in asked.corpus],
+        "answers": len(taught),
+        "steps": len(lines),
+        "parameters": sum(p.numel() for p in own_modules(model).parameters()),
+        "environment": environment(),
+    }
+    if held_out:
+        found = agreement(model, pair.target, examples[-held_out:])
+        facts["held_out_agreement"] = round(found, 4)
+    if asked.bf16:
+        own_modules(model).to(torch.bfloat16)
+    save_assistant(model, asked.out)
+    text = json.dumps(facts, indent=2) + "\n"
+    write_text_atomically(asked.out / "training.json", text)
+    print(f"{len(lines)} steps, held-out agreement {facts.get('held_out_agreement')}")
+    print(f"assistant: {asked.out}")
+    return 0
+
+
+def _check(settings: AssistantTraining) -> None:
+    if (settings.steps is None) == (settings.cpu_minutes is None):
+        raise DFlashLabError("give either steps or cpu_minutes, not both")
+    if settings.start not in STARTS:
+        raise DFlashLabError(
+            f"start {settings.start!r} is unknown; choose {' or '.join(STARTS)}"
+        )
+    for name in ("steps", "cpu_minutes", "places", "batch_size", "learning_rate"):
+        value = getattr(settings, name)
+        if value is not None and value <= 0:
+            raise DFlashLabError(f"{name} {value} must be more than 0")
+
+
+def _schedule(share: float) -> float:
+    if share < WARMUP:
+        return max(share, 1e-3) / WARMUP
+    return 0.5 * (1 + math.cos(math.pi * (share - WARMUP) / (1 - WARMUP)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
