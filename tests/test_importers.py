@@ -8,6 +8,7 @@ import math
 import pytest
 
 from dflash_lab.analysis.acceptance import acceptance_summary, length_histogram
+from dflash_lab.analysis.authors_benchmark import read_authors_benchmark
 from dflash_lab.analysis.importers import pooled_log, read_log, read_spec_bench
 from dflash_lab.errors import DFlashLabError
 
@@ -110,3 +111,97 @@ def test_other_files_are_refused(text, tmp_path):
         read_log(path)
     with pytest.raises(DFlashLabError, match="cannot read"):
         read_log(tmp_path / "missing.log")
+
+
+# --- the authors' benchmark ---------------------------------------------------------
+
+LOCAL = """[cached] cache/some.jsonl  (12 samples)
+Baseline throughput: 40.00 tok/s
+DFlash throughput:  125.00 tok/s
+Decoding speedup: 3.12
+Average Acceptance length: 2.75
+Acceptance length histogram: ['0.0%', '25.0%', '25.0%', '12.5%',
+'37.5%']
+"""
+SERVER = """
+==================================================
+Backend:          sglang
+Dataset:          some
+Num prompts:      16
+Concurrency:      4
+Latency:          2.0s
+Output tokens:    2016
+Throughput:       1,008.00 tok/s
+Accept length:    4.100
+Spec verify ct:   500
+==================================================
+"""
+
+
+def test_the_authors_summary_of_one_process(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text(LOCAL, encoding="utf-8")
+    (row,) = read_authors_benchmark(path).to_dict("records")
+    assert (row["source"], row["line"]) == ("dflash_local", 2)
+    # Pooled over cycles, beside the printed mean of the responses' means.
+    assert row["tau"] == pytest.approx(0.25 + 0.5 + 0.375 + 1.5)
+    assert row["mean_tau"] == 2.75
+    assert row["histogram"] == pytest.approx((0.25, 0.25, 0.125, 0.375))
+    assert row["survival"] == pytest.approx((0.75, 0.5, 0.375))
+    assert row["tau"] == pytest.approx(1 + sum(row["survival"]))
+    assert row["draft_acceptance_rate"] == pytest.approx(1.625 / 3)
+    assert (row["tokens_per_second"], row["ms_per_token"]) == (125.0, 8.0)
+    assert (row["baseline_tokens_per_second"], row["speedup"]) == (40.0, 3.12)
+    assert math.isnan(row["cycles"]) and math.isnan(row["drafted"])
+
+
+def test_the_authors_definitions_agree_with_ours(tmp_path):
+    """Two responses, printed as they do and read back, against the trace itself."""
+    responses = [[1, 1, 1, 4], [4, 4]]
+    pooled = [x for lengths in responses for x in lengths]
+    shares = [f"{100 * pooled.count(b) / len(pooled):.1f}%" for b in range(5)]
+    mean = sum(sum(r) / len(r) for r in responses) / 2
+    path = tmp_path / "run.log"
+    path.write_text(
+        "\x1b[1mBaseline throughput: 10.00 tok/s\x1b[0m\r\n"
+        f"Average Acceptance length: {mean:.2f}\n"
+        f"Acceptance length histogram: {shares}\n",
+        encoding="utf-8",
+    )
+    (row,) = read_authors_benchmark(path).to_dict("records")
+    assert row["tau"] == pytest.approx(sum(pooled) / len(pooled), abs=0.005)
+    assert row["mean_tau"] == pytest.approx(2.875, abs=0.005)
+    assert row["survival"] == pytest.approx((0.5, 0.5, 0.5), abs=0.001)
+
+
+def test_the_authors_summary_of_a_server(tmp_path):
+    path = tmp_path / "run.log"
+    vllm = SERVER.replace("sglang", "vllm").replace("Accept length", "Other")
+    vllm = vllm.replace("Spec verify ct", "Another")
+    path.write_text(SERVER + "noise\n" + LOCAL + vllm, encoding="utf-8")
+    server, local, other = read_authors_benchmark(path).to_dict("records")
+    assert server["source"] == other["source"] == "dflash_server"
+    assert local["tau"] == pytest.approx(2.625) and math.isnan(local["prompts"])
+    # 16 first tokens come from the prompts' passes.
+    assert server["tau"] == 4.0 and server["accepted"] == 1500
+    assert server["mean_tau"] == 4.1 and server["cycles"] == 500
+    assert server["tokens_per_second"] == other["tokens_per_second"] == 1008.0
+    assert (server["prompts"], server["concurrency"]) == (16, 4)
+    assert math.isnan(other["tau"]) and math.isnan(other["cycles"])
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("hello\n", "no summary of the authors' benchmark"),
+        (LOCAL.replace("\n'37.5%']\n", ""), "cut or damaged"),
+        (LOCAL.replace("'37.5%'", "'3.5%'"), "66.0 %, not 100"),
+    ],
+)
+def test_other_printouts_are_refused(text, word, tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DFlashLabError, match=word):
+        read_authors_benchmark(path)
+    with pytest.raises(DFlashLabError, match="cannot read"):
+        read_authors_benchmark(tmp_path / "missing.log")

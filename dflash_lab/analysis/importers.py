@@ -5,7 +5,8 @@ project's meaning (bonus token counted) and survival per slot where it is told; 
 in Spec-Bench's JSON Lines become a trace whose cycles have lengths and no tokens, so
 histograms and intervals work on them. What a program does not say stays empty.
 
-Leaves out: how these programs measure. vLLM's lines cover one logging interval each;
+Leaves out: the printout of the DFlash authors' benchmark (`authors_benchmark.py`), and
+how these programs measure. vLLM's lines cover one logging interval each;
 SGLang's `accept len` is a mean over the batch of recent steps.
 """
 
@@ -13,13 +14,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.trace import CycleRecord, DecodeTrace
 
-_NUMBER = r"([0-9]*\.?[0-9]+)"
+NUMBER = r"([0-9]*\.?[0-9]+)"
 
 
 def read_log(path: str | Path):
@@ -39,7 +39,7 @@ def read_log(path: str | Path):
     import pandas as pd
 
     rows = []
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         for parse in (_vllm, _sglang, _llama_cpp):
             row = parse(line)
             if row is not None:
@@ -102,7 +102,7 @@ def read_spec_bench(path: str | Path) -> tuple[DecodeTrace, list[dict]]:
         DFlashLabError: no such file, or a line of another form.
     """
     trace, facts = DecodeTrace({"num_prompts": 0, "proposer": "spec-bench"}), []
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         try:
@@ -148,54 +148,60 @@ def _add_turns(trace: DecodeTrace, facts: list[dict], row: dict, choice: dict) -
 def _vllm(line: str) -> dict | None:
     if "SpecDecoding metrics" not in line:
         return None
-    row = _fields(
+    row = find_numbers(
         line,
-        tau=rf"Mean acceptance length: {_NUMBER}",
-        accepted=rf"Accepted: {_NUMBER} tokens",
-        drafted=rf"Drafted: {_NUMBER} tokens",
-        percent=rf"[Dd]raft acceptance rate: {_NUMBER}%",
+        tau=rf"Mean acceptance length: {NUMBER}",
+        accepted=rf"Accepted: {NUMBER} tokens",
+        drafted=rf"Drafted: {NUMBER} tokens",
+        percent=rf"[Dd]raft acceptance rate: {NUMBER}%",
     )
     if "percent" in row:
         row["draft_acceptance_rate"] = row.pop("percent") / 100
     rates = re.search(r"Per-position acceptance rate: ([0-9., ]+)", line)
     if rates:
-        row["survival"] = tuple(map(float, re.findall(_NUMBER, rates[1])))
+        row["survival"] = tuple(map(float, re.findall(NUMBER, rates[1])))
     return row
 
 
 def _sglang(line: str) -> dict | None:
     if "Decode batch" not in line or "accept len:" not in line:
         return None
-    return _fields(
+    return find_numbers(
         line,
-        tau=rf"accept len: {_NUMBER}",
-        draft_acceptance_rate=rf"accept rate: {_NUMBER}",
-        tokens_per_second=rf"gen throughput \(token/s\): {_NUMBER}",
+        tau=rf"accept len: {NUMBER}",
+        draft_acceptance_rate=rf"accept rate: {NUMBER}",
+        tokens_per_second=rf"gen throughput \(token/s\): {NUMBER}",
     )
 
 
 def _llama_cpp(line: str) -> dict | None:
     if "draft acceptance =" not in line:
         return None
-    row = _fields(
+    row = find_numbers(
         line,
-        draft_acceptance_rate=rf"draft acceptance = {_NUMBER}",
+        draft_acceptance_rate=rf"draft acceptance = {NUMBER}",
         accepted=r"\(\s*([0-9]+) accepted",
         drafted=r"/\s*([0-9]+) generated",
-        tau=rf"mean acceptance length =\s*{_NUMBER}",
+        tau=rf"mean acceptance length =\s*{NUMBER}",
     )
     rates = re.search(r"acceptance rate per position = \(([0-9., ]+)\)", line)
     if rates:
-        row["survival"] = tuple(map(float, re.findall(_NUMBER, rates[1])))
+        row["survival"] = tuple(map(float, re.findall(NUMBER, rates[1])))
     return row
 
 
-def _fields(line: str, **patterns: str) -> dict[str, float]:
+def find_numbers(line: str, **patterns: str) -> dict[str, float]:
+    """The numbers that patterns with one group find in a line; those found only."""
     found = {name: re.search(pattern, line) for name, pattern in patterns.items()}
     return {name: float(match[1]) for name, match in found.items() if match}
 
 
-def _lines(path: str | Path) -> Iterable[str]:
+def read_lines(path: str | Path) -> list[str]:
+    """Lines of a text file, without their ends.
+
+    Raises:
+        DFlashLabError: no such file.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
