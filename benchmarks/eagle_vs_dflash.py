@@ -80,7 +80,7 @@ def trained_heads(pair, corpus: Path, work: Path, minutes: float) -> MedusaHeads
     # The heads read head inputs alone; a store wants a tapped layer beside them.
     store = work / "medusa-features"
     features = cache_features(pair.target, texts, (0,), store, head_inputs=True)
-    settings = MedusaTraining(cpu_minutes=minutes, learning_rate=2e-3)
+    settings = MedusaTraining(cpu_minutes=minutes, learning_rate=2e-2)
     lines = []
     heads = train_medusa(
         pair.target, examples, features, settings, on_step=lines.append
