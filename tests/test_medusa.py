@@ -21,7 +21,7 @@ from dflash_lab.baselines.medusa_training import (
 )
 from dflash_lab.baselines.methods import MethodSettings, make_method
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.pairs import Pair
+from dflash_lab.pairs import Pair, load_pair
 from dflash_lab.proposers import Plain
 from dflash_lab.sampling import Sampling
 from dflash_lab.speculative import speculative_generate
@@ -283,6 +283,16 @@ def test_the_method_finds_its_folder_or_says_what_to_do(target, tmp_path):
     random_heads(target).save_pretrained(tmp_path)
     method = make_method("medusa", pair, MethodSettings(9, medusa=str(tmp_path)))
     assert method([1, 2]).ids == generate_greedily(target, [1, 2], 9)
+
+
+def test_the_shipped_heads_draft_for_the_tiny_pair():
+    pair = load_pair("tiny", with_drafter=False, quiet=True)
+    ids = pair.encode("Tell Mia about the fox.")
+    answer = make_method("medusa", pair, MethodSettings(40))(ids)
+    assert answer.ids == make_method("ar", pair, MethodSettings(40))(ids).ids
+    assert answer.trace.header["block_size"] == 8 and answer.trace.tau > 2
+    with pytest.raises(DFlashLabError, match=r"block_size 9 is outside 2\.\.8"):
+        make_method("medusa", pair, MethodSettings(block_size=9))
 
 
 # --- training -------------------------------------------------------------------------
