@@ -49,6 +49,7 @@ LAYERS = [
     {"diffusion"},
     {"bench", "bench_summary"},
     {"viz"},
+    {"widgets", "lessons", "checks"},
     {"demo", "demo_report", "doctor"},
     {"commands"},
     {"cli", "__main__"},

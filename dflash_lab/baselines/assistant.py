@@ -71,9 +71,13 @@ def build_assistant(target: Target, num_hidden_layers: int = 2, seed: int = 0):
     config.num_hidden_layers = num_hidden_layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:num_hidden_layers]
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = type(target.model)(config).float()
+    model = type(target.model)(config).float()
+    # `transformers` draws from torch's own generator; these draws can be repeated.
+    generator = torch.Generator().manual_seed(seed)
+    for weight in find_decoder_layers(model).parameters():
+        if weight.ndim == 2:
+            std = config.initializer_range
+            nn.init.normal_(weight, std=std, generator=generator)
     model.set_input_embeddings(target.model.get_input_embeddings())
     model.set_output_embeddings(target.head)
     return model.to(target.device).eval()

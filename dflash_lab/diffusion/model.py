@@ -70,16 +70,22 @@ class TextModel(nn.Module):
     """Tokens in, logits out; the mask decides what kind of model it is.
 
     Args:
-        config: its sizes. Seed torch's generator first if weights must be repeatable.
+        config: its sizes.
+        generator: of the fresh weights; torch's own if None.
     """
 
-    def __init__(self, config: TextModelConfig):
+    def __init__(
+        self, config: TextModelConfig, generator: torch.Generator | None = None
+    ):
         super().__init__()
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.width)
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.width, 1e-6)
-        nn.init.normal_(self.embed.weight, std=0.02)
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2:
+                std = 0.02 if name.startswith("embed") else weight.shape[1] ** -0.5
+                nn.init.normal_(weight, std=std, generator=generator)
         size = config.width // config.heads
         frequencies = 10000.0 ** (-torch.arange(0, size, 2).float() / size)
         self.register_buffer("frequencies", frequencies, persistent=False)

@@ -14,7 +14,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ from dflash_lab.diffusion.objectives import loss_of
 from dflash_lab.diffusion.samplers import SampleHistory, draw
 from dflash_lab.diffusion.schedules import Schedule
 from dflash_lab.training.tiny import encode
+from dflash_lab.training.tiny_text import KINDS as KINDS_OF_TEXT
 from dflash_lab.training.tiny_text import tiny_texts
 
 
@@ -49,14 +50,21 @@ class Trained:
 
 
 def text_rows(
-    tokenizer, length: int, *, seed: int = 0, held_out: bool = False
+    tokenizer,
+    length: int,
+    *,
+    seed: int = 0,
+    held_out: bool = False,
+    kinds: Sequence[str] = KINDS_OF_TEXT,
 ) -> Iterator[Tensor]:
     """Endless rows (length,) of texts; each begins with a prompt, what is over is cut.
 
-    Texts follow one another in a row until it is full.
+    Texts of the given kinds follow one another in a row until it is full.
     """
     row: list[int] = []
     for text in tiny_texts(seed, held_out):
+        if text["kind"] not in kinds:
+            continue
         row += encode(tokenizer, text)[0]
         if len(row) >= length:
             yield torch.tensor(row[:length])
@@ -85,6 +93,7 @@ def train_twin(
     layers: int = 4,
     seed: int = 0,
     vocab_size: int | None = None,
+    kinds: Sequence[str] = KINDS_OF_TEXT,
 ) -> Trained:
     """Train a model of one kind on fresh texts: AdamW, warm-up, cosine.
 
@@ -102,13 +111,12 @@ def train_twin(
         layers: number of them.
         seed: of weights, texts and masks.
         vocab_size: V; the tokenizer's if None.
+        kinds: of text.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        size = vocab_size or len(tokenizer)
-        model = TextModel(TextModelConfig(size, mask_token_id, width, layers))
     generator = torch.Generator().manual_seed(seed)
-    rows = text_rows(tokenizer, length, seed=seed)
+    size = vocab_size or len(tokenizer)
+    model = TextModel(TextModelConfig(size, mask_token_id, width, layers), generator)
+    rows = text_rows(tokenizer, length, seed=seed, kinds=kinds)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     losses: list[float] = []
     started = time.monotonic()

@@ -1,0 +1,227 @@
+"""Masters become lessons and exercises; what is committed is what the masters say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.lessons import (
+    MAX_BYTES,
+    Cell,
+    build,
+    exercise_cells,
+    is_fast,
+    lesson_cells,
+    pick,
+    problems,
+    read_master,
+    solutions,
+    spoken_time,
+    to_notebook,
+)
+
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("nbclient")
+
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+MASTERS = sorted((NOTEBOOKS / "masters").glob("[0-9][0-9]_*.py"))
+
+MASTER = """\
+# %% [markdown] tags: slide
+# # A lesson
+#
+# Time: {{time}}.
+
+# %%
+import sys
+
+print("progress", file=sys.stderr)
+
+# %%
+def double(x):
+    # a hint
+    # BEGIN SOLUTION
+    twice = x + x
+    return twice
+    # END SOLUTION
+
+
+print(double(4))
+
+# %% [markdown] tags: answer
+# Because it is added to itself.
+
+# %% tags: lesson
+secret = double(5)
+secret
+"""
+
+
+@pytest.fixture
+def master(tmp_path):
+    path = tmp_path / "masters" / "01_first.py"
+    path.parent.mkdir()
+    path.write_text(MASTER, encoding="utf-8")
+    return path
+
+
+def test_a_master_is_read_cell_by_cell(master):
+    cells = read_master(master)
+    assert [c.kind for c in cells] == ["markdown", "code", "code", "markdown", "code"]
+    assert cells[0] == Cell("markdown", "# A lesson\n\nTime: {{time}}.", ("slide",))
+    assert cells[4].source == "secret = double(5)\nsecret"
+    found = solutions(cells)
+    assert found == [
+        "    twice = x + x\n    return twice",
+        "Because it is added to itself.",
+    ]
+
+
+def test_lesson_and_exercises_differ_in_what_they_give_away(master):
+    cells = read_master(master)
+    lesson, exercises = lesson_cells(cells, 61.0), exercise_cells(cells, 61.0)
+    assert lesson[0].source == "# A lesson\n\nTime: 1.5 minutes."
+    assert "SOLUTION" not in lesson[2].source and "twice = x + x" in lesson[2].source
+    assert exercises[2].source == (
+        "def double(x):\n    # a hint\n"
+        '    raise NotImplementedError("about 2 lines")\n\n\nprint(double(4))'
+    )
+    assert "<details>" in lesson[3].source
+    assert exercises[3].source == "*Your answer:*"
+    assert len(exercises) == len(lesson) - 1
+
+
+@pytest.mark.parametrize(
+    "seconds,spoken",
+    [
+        (None, "not measured yet"),
+        (0.4, "10 seconds"),
+        (41, "50 seconds"),
+        (60, "1 minutes"),
+        (61, "1.5 minutes"),
+        (151, "3 minutes"),
+    ],
+)
+def test_times_are_rounded_up(seconds, spoken):
+    assert spoken_time(seconds) == spoken
+
+
+def test_building_executes_keeps_outputs_and_is_repeatable(master, tmp_path):
+    lesson_path, exercise_path = build(master, tmp_path)
+    lesson = nbformat.read(lesson_path, as_version=4)
+    nbformat.validate(lesson)
+    code = [c for c in lesson.cells if c.cell_type == "code"]
+    assert code[0].outputs == []  # progress bars are not kept
+    assert code[1].outputs[0].text == "8\n"
+    assert code[2].outputs[0].data["text/plain"] == "10"
+    assert "10 seconds" in lesson.cells[0].source
+    assert lesson.cells[0].metadata["slideshow"] == {"slide_type": "slide"}
+    exercises = nbformat.read(exercise_path, as_version=4)
+    text = exercise_path.read_text(encoding="utf-8")
+    assert all(not c.get("outputs") for c in exercises.cells)
+    for solution in solutions(read_master(master)):
+        assert json.dumps(solution)[1:-1] not in text
+    first = lesson_path.read_bytes(), exercise_path.read_bytes()
+    build(master, tmp_path, run=False)
+    assert (lesson_path.read_bytes(), exercise_path.read_bytes()) == first
+
+
+def test_an_output_is_dropped_when_its_cell_changes(master, tmp_path):
+    lesson_path, _ = build(master, tmp_path)
+    text = MASTER.replace("double(4)", "double(6)")
+    master.write_text(text, encoding="utf-8")
+    build(master, tmp_path, run=False)
+    lesson = nbformat.read(lesson_path, as_version=4)
+    code = [c for c in lesson.cells if c.cell_type == "code"]
+    assert code[1].outputs == [] and code[2].outputs != []
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("import os\n# %%\n", "begin with a line"),
+        ("# %%\n# BEGIN SOLUTION\nx = 1\n", "pair them"),
+        ("# %%\n" + "x = 1\n" * 16, "a code cell of 16 lines"),
+    ],
+)
+def test_bad_masters_are_refused(tmp_path, text, message):
+    path = tmp_path / "01_bad.py"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DFlashLabError, match=message):
+        read_master(path)
+
+
+def test_a_lesson_that_fails_or_leaks_is_not_written(tmp_path):
+    path = tmp_path / "01_bad.py"
+    path.write_text("# %%\nprint('/home/me/file')\n", encoding="utf-8")
+    with pytest.raises(DFlashLabError, match="an absolute path"):
+        build(path, tmp_path)
+    path.write_text("# %%\n1 / 0\n", encoding="utf-8")
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        build(path, tmp_path)
+    assert not (tmp_path / "01_bad.ipynb").exists()
+
+
+def test_what_must_not_be_committed_is_found():
+    assert problems('{"metadata": {}}') == []
+    assert "limit" in problems("x" * (MAX_BYTES + 1))[0]
+    assert "widget" in problems('{"widgets": {}}')[0]
+    assert "error" in problems('{"output_type": "error"}')[0]
+    assert problems("https://example.org/home/page") == []
+
+
+def test_fast_mode_picks_the_small_value(monkeypatch):
+    monkeypatch.delenv("DFLASH_LAB_FAST", raising=False)
+    assert not is_fast() and pick(300, 3) == 300
+    monkeypatch.setenv("DFLASH_LAB_FAST", "1")
+    assert is_fast() and pick(300, 3) == 3
+
+
+# --- the shipped lessons --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MASTERS, ids=lambda p: p.stem)
+def test_committed_notebooks_equal_a_fresh_build(path):
+    cells = read_master(path)
+    lesson = nbformat.read(NOTEBOOKS / f"{path.stem}.ipynb", as_version=4)
+    seconds = lesson.metadata["dflash_lab"]["seconds"]
+    assert 0 < seconds <= 600
+    fresh = to_notebook(lesson_cells(cells, seconds), seconds)
+    assert [c.source for c in lesson.cells] == [c.source for c in fresh.cells]
+    # Executed from top to bottom, and nothing failed.
+    numbers = [c.execution_count for c in lesson.cells if c.cell_type == "code"]
+    assert numbers == list(range(1, len(numbers) + 1))
+    text = (NOTEBOOKS / f"{path.stem}.ipynb").read_text(encoding="utf-8")
+    assert problems(text) == []
+    written = (NOTEBOOKS / "exercises" / f"{path.stem}.ipynb").read_text("utf-8")
+    fresh = nbformat.writes(to_notebook(exercise_cells(cells, seconds), seconds))
+    assert written == fresh + "\n"
+
+
+@pytest.mark.parametrize("path", MASTERS, ids=lambda p: p.stem)
+def test_exercises_give_nothing_away(path):
+    text = (NOTEBOOKS / "exercises" / f"{path.stem}.ipynb").read_text("utf-8")
+    for solution in solutions(read_master(path)):
+        for line in solution.splitlines():
+            if len(line.strip()) > 25:
+                assert json.dumps(line.strip())[1:-1] not in text, line
+
+
+@pytest.mark.parametrize("path", MASTERS, ids=lambda p: p.stem)
+def test_every_lesson_asks_enough(path):
+    cells = read_master(path)
+    checks = sum("check_" in c.source for c in cells if c.kind == "code")
+    words = sum("answer" in c.tags for c in cells)
+    assert words >= 1, "one question to answer in words"
+    if path.stem[:2] != "00":
+        assert 4 <= checks <= 7, f"{checks} exercises"
+    assert "{{time}}" in cells[0].source
+
+
+def test_no_notebook_is_without_a_master():
+    built = {p.stem for p in NOTEBOOKS.glob("*.ipynb")}
+    built |= {p.stem for p in (NOTEBOOKS / "exercises").glob("*.ipynb")}
+    assert built == {p.stem for p in MASTERS}

@@ -1,0 +1,139 @@
+"""Views say everything without scripts; widgets show the view of their controls."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+
+import pytest
+import torch
+
+from dflash_lab.diffusion.samplers import SampleHistory
+from dflash_lab.errors import DFlashLabError
+
+pytest.importorskip("matplotlib")
+widgets = pytest.importorskip("ipywidgets")
+
+from dflash_lab.viz.diffusion import film_strip, frame_text, lines_figure, player  # noqa: E402
+from dflash_lab.viz.view import figure_view, table_view  # noqa: E402
+from dflash_lab.widgets.denoise_player import denoise_player  # noqa: E402
+from dflash_lab.widgets.shell import shell  # noqa: E402
+
+MASK = 9
+
+
+class Balance(html.parser.HTMLParser):
+    """Every opened element is closed, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("img", "input", "br", "li"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag != "li":
+            assert self.open.pop() == tag
+
+
+def parsed(view):
+    parser = Balance()
+    parser.feed(view.html)
+    assert parser.open == []
+    assert not re.search(r"https?://", view.html)  # nothing is fetched
+    return parser.seen
+
+
+def decode(ids):
+    return "".join("ab<\n&fgh"[i] for i in ids)
+
+
+def history():
+    frames = [
+        torch.tensor([[MASK, MASK, MASK], [0, MASK, MASK]]),
+        torch.tensor([[MASK, 1, MASK], [0, MASK, 5]]),
+        torch.tensor([[2, 1, 3], [0, 4, 5]]),
+    ]
+    return SampleHistory(frames[-1], frames, 2)
+
+
+def test_a_film_strip_shows_every_state_and_marks_what_is_new():
+    view = film_strip(history().frames, MASK, decode)
+    seen = parsed(view)
+    assert view.text.splitlines() == ["___", "_b_", "<b⏎"]
+    classes = [attrs.get("class") for _, attrs in seen]
+    assert classes.count("dfl-mask") == 3 + 2
+    assert classes.count("dfl-new") == 1 + 2
+    assert "&lt;" in view.html and "3 masked" in view.html
+    assert film_strip(history().frames, MASK, decode, row=1).text.endswith("a&f")
+    assert len(film_strip(history().frames, MASK, decode, at_most=2).text.split()) == 2
+
+
+def test_a_player_is_whole_without_its_script():
+    view = player(history().frames, MASK, decode)
+    seen = parsed(view)
+    states = [attrs for _, attrs in seen if attrs.get("class") == "dfl-state"]
+    assert ["hidden" in attrs for attrs in states] == [True, True, False]
+    assert any(tag == "details" for tag, _ in seen)
+    slider = next(attrs for tag, attrs in seen if tag == "input")
+    assert (slider["min"], slider["max"], slider["value"]) == ("0", "2", "2")
+    names = [
+        re.search(r'id="(\S+)"', v.html).group(1)
+        for v in (view, player([*history().frames], MASK, decode))
+    ]
+    assert names[0] != names[1]
+
+
+def test_a_figure_prints_its_alt_text_and_what_to_notice():
+    made = lines_figure(
+        {"one & two": [(1, 2.0), (4, 3.0)], "flat": [(1, 1.0), (4, 1.0)]},
+        x="steps",
+        y="nats",
+        headline="A figure",
+        log_x=True,
+        ticks=(1, 2, 4),
+    )
+    view = figure_view(made, ["It rises."])
+    seen = parsed(view)
+    image = next(attrs for tag, attrs in seen if tag == "img")
+    assert image["alt"] == made[1] and "one & two from 2 at 1 to 3 at 4" in made[1]
+    assert view.text == f"{made[1]}\n* It rises."
+    assert view._repr_mimebundle_() == {"text/html": view.html, "text/plain": view.text}
+    lines = made[0].axes[0].lines
+    looks = {(x.get_color(), x.get_linestyle(), x.get_marker()) for x in lines}
+    assert len(looks) == 2
+    with pytest.raises(DFlashLabError, match="0 series"):
+        lines_figure({}, x="", y="", headline="")
+
+
+def test_a_table_reads_the_same_as_text():
+    view = table_view(["name", "tau"], [["a<b", 1.234], ["c", 2]], "A table")
+    parsed(view)
+    assert view.text == "A table\nname  tau\na<b   1.23\nc     2"
+    assert '<td class="dfl-n">1.23</td>' in view.html and "a&lt;b" in view.html
+
+
+def test_the_denoise_player_shows_the_state_of_its_slider():
+    box = denoise_player(history(), MASK, decode)
+    assert box.view.text.splitlines() == ["_b_", "<b⏎"]
+    box.controls["step"].value = 0
+    assert box.view.text == "___" and box.pane.value == box.view.html
+    box.controls["text"].value = 1
+    assert box.view.text == "a__"
+    assert repr(box) == "a__"
+    bundle = box._repr_mimebundle_()
+    assert bundle["text/html"] == box.view.html and bundle["text/plain"] == "a__"
+
+
+def test_a_shell_redraws_when_any_control_moves():
+    number = widgets.IntSlider(value=1, max=5)
+    box = shell({"n": number}, lambda n: table_view(["n"], [[n]]))
+    number.value = 4
+    assert box.view.text == "n\n4"
+
+
+def test_frames_as_text():
+    assert frame_text([MASK, 0, 3], MASK, decode) == "_a⏎"
