@@ -15,8 +15,10 @@ pytest.importorskip("matplotlib")
 widgets = pytest.importorskip("ipywidgets")
 
 from dflash_lab.viz.diffusion import film_strip, frame_text, lines_figure, player  # noqa: E402
+from dflash_lab.viz.masks import block_diffusion_picture, drafter_picture, mask_view  # noqa: E402
 from dflash_lab.viz.view import figure_view, table_view  # noqa: E402
 from dflash_lab.widgets.denoise_player import denoise_player  # noqa: E402
+from dflash_lab.widgets.mask_explorer import block_mask_explorer, drafter_mask_explorer  # noqa: E402
 from dflash_lab.widgets.shell import shell  # noqa: E402
 
 MASK = 9
@@ -137,3 +139,39 @@ def test_a_shell_redraws_when_any_control_moves():
 
 def test_frames_as_text():
     assert frame_text([MASK, 0, 3], MASK, decode) == "_a⏎"
+
+
+def test_every_cell_of_a_mask_says_why():
+    for picture in (block_diffusion_picture(4, 2), drafter_picture((2, 4), 6, 3)):
+        view = mask_view(picture, "A mask")
+        cells = [
+            attrs for tag, attrs in parsed(view) if tag == "td" and "title" in attrs
+        ]
+        assert len(cells) == len(picture.rows) * len(picture.columns)
+        for number, cell in enumerate(cells):
+            row, column = divmod(number, len(picture.columns))
+            is_open = picture.open[row][column]
+            assert ("dfl-open" in cell["class"]) == is_open
+            assert ("does not see" in cell["title"]) != is_open
+        lines = view.text.splitlines()[1:]
+        for line, row in zip(lines, picture.open, strict=True):
+            assert line[-len(row) :] == "".join("■" if x else "·" for x in row)
+    with pytest.raises(DFlashLabError, match="limit is 4096"):
+        mask_view(block_diffusion_picture(40, 2))
+
+
+def test_mask_explorers_follow_their_controls():
+    box = block_mask_explorer(6)
+    assert "K = 2" in box.view.text
+    box.controls["block_size"].value = 6
+    assert (
+        box.view.text
+        == mask_view(
+            block_diffusion_picture(6, 6), "6 noisy rows (~) and 6 clean ones, K = 6"
+        ).text
+    )
+    box = drafter_mask_explorer(6)
+    before = box.view.text
+    box.controls["first"].value = 5
+    assert box.view.text != before
+    assert box.view.text.splitlines()[1].startswith("block 0: anchor  ■■■■■·")

@@ -1,0 +1,152 @@
+"""Checks accept what is right, refuse three wrong answers each, and say where."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dflash_lab.checks import blocks, noise
+from dflash_lab.checks.core import CheckFailed
+
+HALF = math.pi / 2
+
+
+def z(*lists):
+    return zip(*lists, strict=True)
+
+
+def blank(*_):
+    raise NotImplementedError("about 2 lines")
+
+
+def passes(tokens, size, steps):
+    return tokens // size * min(steps, size) + tokens // size - 1
+
+
+def leading(a, b):
+    return next((i for i, (x, y) in enumerate(z(a, b)) if x != y), len(a))
+
+
+# check -> (right answer, wrong answers)
+ANSWERS = {
+    noise.check_mask_words: (
+        lambda ids, a, us, m: [t if u < a else m for t, u in z(ids, us)],
+        (
+            lambda ids, a, us, m: [m if u < a else t for t, u in z(ids, us)],
+            lambda ids, a, us, m: [m] * len(ids),
+            lambda ids, a, us, m: [t for t, u in z(ids, us) if u < a],
+        ),
+    ),
+    noise.check_weight: (
+        lambda t: HALF * math.sin(HALF * t) / (1 - math.cos(HALF * t)),
+        (
+            lambda t: -HALF * math.sin(HALF * t) / (1 - math.cos(HALF * t)),
+            lambda t: math.sin(HALF * t) / (1 - math.cos(HALF * t)),
+            lambda t: 1 / t,
+        ),
+    ),
+    noise.check_text_loss: (
+        lambda nats, masked, w: sum(w * n * m for n, m in z(nats, masked)) / len(nats),
+        (
+            lambda nats, masked, w: sum(w * n for n in nats) / len(nats),
+            lambda nats, masked, w: (
+                sum(w * n * m for n, m in z(nats, masked)) / max(1, sum(masked))
+            ),
+            lambda nats, masked, w: sum(n * m for n, m in z(nats, masked)) / len(nats),
+        ),
+    ),
+    noise.check_reverse_step: (
+        lambda ids, new, us, s, t, m: [
+            b if a == m and u < (s - t) / (1 - t) else a for a, b, u in z(ids, new, us)
+        ],
+        (
+            lambda ids, new, us, s, t, m: [
+                b if a == m and u < s - t else a for a, b, u in z(ids, new, us)
+            ],
+            lambda ids, new, us, s, t, m: [
+                b if u < (s - t) / (1 - t) else a for a, b, u in z(ids, new, us)
+            ],
+            lambda ids, new, us, s, t, m: [b if a == m else a for a, b in z(ids, new)],
+        ),
+    ),
+    noise.check_surest: (
+        lambda c, h, n: sorted((i for i in range(len(c)) if h[i]), key=lambda i: -c[i])[
+            :n
+        ],
+        (
+            lambda c, h, n: sorted(range(len(c)), key=lambda i: -c[i])[:n],
+            lambda c, h, n: sorted(
+                (i for i in range(len(c)) if h[i]), key=lambda i: c[i]
+            )[:n],
+            lambda c, h, n: [i for i in range(len(c)) if h[i]][:n],
+        ),
+    ),
+    blocks.check_block_of: (
+        lambda i, k: i // k,
+        (lambda i, k: i % k, lambda i, k: i // k + 1, lambda i, k: i / k),
+    ),
+    blocks.check_clean_sees: (
+        lambda r, c, k: c // k <= r // k,
+        (
+            lambda r, c, k: c <= r,
+            lambda r, c, k: c // k < r // k,
+            lambda r, c, k: c // k == r // k,
+        ),
+    ),
+    blocks.check_noisy_sees_clean: (
+        lambda r, c, k: c // k < r // k,
+        (
+            lambda r, c, k: c < r,
+            lambda r, c, k: c // k <= r // k,
+            lambda r, c, k: c // k != r // k,
+        ),
+    ),
+    blocks.check_noisy_sees_noisy: (
+        lambda r, c, k: c // k == r // k,
+        (
+            lambda r, c, k: c == r,
+            lambda r, c, k: c // k <= r // k,
+            lambda r, c, k: c <= r and c // k == r // k,
+        ),
+    ),
+    blocks.check_passes: (
+        passes,
+        (
+            lambda n, k, s: passes(n, k, s) + 1,
+            lambda n, k, s: n // k * s + n // k - 1,
+            lambda n, k, s: n // k * min(s, k),
+        ),
+    ),
+    blocks.check_leading: (
+        leading,
+        (
+            lambda a, b: sum(x == y for x, y in z(a, b)),
+            lambda a, b: leading(a, b) + 1,
+            lambda a, b: min(leading(a, b), len(a) - 1),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("check", ANSWERS, ids=lambda c: c.__name__)
+def test_a_check_accepts_the_right_answer_and_refuses_wrong_ones(check, capsys):
+    right, wrong = ANSWERS[check]
+    check(right)
+    assert "✓" in capsys.readouterr().out
+    assert len(wrong) >= 3
+    for answer in wrong:
+        with pytest.raises(CheckFailed, match=r"expected .*, got "):
+            check(answer)
+    with pytest.raises(CheckFailed, match="still blank"):
+        check(blank)
+    with pytest.raises(CheckFailed, match="expected"):
+        check(lambda *_: None)
+    with pytest.raises(CheckFailed, match="raised ZeroDivisionError"):
+        check(lambda *_: 1 / 0)
+
+
+def test_every_check_is_tried():
+    for module in (noise, blocks):
+        names = {n for n in vars(module) if n.startswith("check_")}
+        assert names == {c.__name__ for c in ANSWERS if c.__module__ == module.__name__}
