@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint env clean
+.PHONY: demo test lint env lessons clean
 
 env: $(VENV)/ready
 
@@ -23,6 +23,10 @@ test: env
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Runs every lesson (minutes each) and keeps its outputs.
+lessons: env
+	$(BIN)/dflash-lab lessons
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info report

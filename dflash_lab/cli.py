@@ -16,7 +16,15 @@ import sys
 from pathlib import Path
 
 from dflash_lab import __version__
-from dflash_lab.commands import bench, check, corpus, export, generate, train
+from dflash_lab.commands import (
+    bench,
+    check,
+    corpus,
+    export,
+    generate,
+    lessons,
+    train,
+)
 from dflash_lab.commands.loading import add_pair_arguments, load_asked_pair
 from dflash_lab.errors import DFlashLabError
 
@@ -77,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
 
-    for module in (generate, bench, corpus, train, check, export):
+    for module in (generate, bench, corpus, train, check, export, lessons):
         module.add(commands)
 
     doctor = commands.add_parser("doctor", help="check this machine and installation")

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dflash_lab.checks import blocks, noise
+from dflash_lab.checks import blocks, noise, verify
 from dflash_lab.checks.core import CheckFailed
 
 HALF = math.pi / 2
@@ -26,6 +26,23 @@ def passes(tokens, size, steps):
 
 def leading(a, b):
     return next((i for i, (x, y) in enumerate(z(a, b)) if x != y), len(a))
+
+
+def count(drafts, picks):
+    return next(
+        (i for i, (d, t) in enumerate(z(drafts, picks[:-1])) if d != t), len(drafts)
+    )
+
+
+def look(text, n, limit, ends):
+    for end in ends:
+        if text[end - n : end] == text[-n:]:
+            return text[end : end + limit]
+    return []
+
+
+def normed(shares):
+    return [share / sum(shares) for share in shares]
 
 
 # check -> (right answer, wrong answers)
@@ -126,6 +143,46 @@ ANSWERS = {
             lambda a, b: min(leading(a, b), len(a) - 1),
         ),
     ),
+    verify.check_accepted: (
+        count,
+        (
+            lambda d, t: sum(a == b for a, b in zip(d, t, strict=False)),
+            lambda d, t: count(d, t) + 1,
+            lambda d, t: len(d),
+        ),
+    ),
+    verify.check_emitted: (
+        lambda d, t: t[: count(d, t) + 1],
+        (
+            lambda d, t: d[: count(d, t)],
+            lambda d, t: t[: count(d, t)],
+            lambda d, t: t,
+        ),
+    ),
+    verify.check_lookup: (
+        lambda text, n, c: look(text, n, c, range(len(text) - 1, n - 1, -1)),
+        (
+            lambda text, n, c: look(text, n, c, range(n, len(text))),
+            lambda text, n, c: look(text, n, c, range(len(text), n - 1, -1)),
+            lambda text, n, c: look(text, n, 99, range(len(text) - 1, n - 1, -1)),
+        ),
+    ),
+    verify.check_keep_chance: (
+        lambda p, q: sum(map(min, p, q)),
+        (
+            lambda p, q: sum(a * b for a, b in z(p, q)),
+            lambda p, q: sum(min(1, a / b) for a, b in z(p, q)) / len(p),
+            lambda p, q: 1 - sum(map(min, p, q)),
+        ),
+    ),
+    verify.check_excess: (
+        lambda p, q: normed([max(a - b, 0) for a, b in z(p, q)]),
+        (
+            lambda p, q: [max(a - b, 0) for a, b in z(p, q)],
+            lambda p, q: normed([max(b - a, 0) for a, b in z(p, q)]),
+            lambda p, q: p,
+        ),
+    ),
 }
 
 
@@ -147,6 +204,6 @@ def test_a_check_accepts_the_right_answer_and_refuses_wrong_ones(check, capsys):
 
 
 def test_every_check_is_tried():
-    for module in (noise, blocks):
+    for module in (noise, blocks, verify):
         names = {n for n in vars(module) if n.startswith("check_")}
         assert names == {c.__name__ for c in ANSWERS if c.__module__ == module.__name__}

@@ -10,13 +10,17 @@ import torch
 
 from dflash_lab.diffusion.samplers import SampleHistory
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.generation import GenerationResult
+from dflash_lab.trace import CycleRecord, DecodeTrace
 
 pytest.importorskip("matplotlib")
 widgets = pytest.importorskip("ipywidgets")
 
 from dflash_lab.viz.diffusion import film_strip, frame_text, lines_figure, player  # noqa: E402
 from dflash_lab.viz.masks import block_diffusion_picture, drafter_picture, mask_view  # noqa: E402
+from dflash_lab.viz.stepper import cycle_view, cycles_view  # noqa: E402
 from dflash_lab.viz.view import figure_view, table_view  # noqa: E402
+from dflash_lab.widgets.decode_stepper import decode_stepper  # noqa: E402
 from dflash_lab.widgets.denoise_player import denoise_player  # noqa: E402
 from dflash_lab.widgets.mask_explorer import block_mask_explorer, drafter_mask_explorer  # noqa: E402
 from dflash_lab.widgets.shell import shell  # noqa: E402
@@ -104,6 +108,8 @@ def test_a_figure_prints_its_alt_text_and_what_to_notice():
     assert image["alt"] == made[1] and "one & two from 2 at 1 to 3 at 4" in made[1]
     assert view.text == f"{made[1]}\n* It rises."
     assert view._repr_mimebundle_() == {"text/html": view.html, "text/plain": view.text}
+    single = lines_figure({"dot": [(4, 3.0)]}, x="x", y="y", headline="")
+    assert single[1] == "Lines of y against x: dot 3 at 4."
     lines = made[0].axes[0].lines
     looks = {(x.get_color(), x.get_linestyle(), x.get_marker()) for x in lines}
     assert len(looks) == 2
@@ -175,3 +181,54 @@ def test_mask_explorers_follow_their_controls():
     box.controls["first"].value = 5
     assert box.view.text != before
     assert box.view.text.splitlines()[1].startswith("block 0: anchor  ■■■■■·")
+
+
+def trace_of_two_cycles():
+    """Prompt of 3 ids, first token 4; one cycle with a rejection, one with a bonus."""
+    header = {"num_prompts": 1, "prompt_lengths": [3], "block_size": 4}
+    cycles = [
+        CycleRecord(0, 0, 3, 2, [5, 6, 7], [5, 1, 2, 3], [True, False, False]),
+        CycleRecord(0, 1, 5, 3, [0, 1], [0, 1, 2], [True, True]),
+    ]
+    return DecodeTrace(header, cycles), [4, 5, 1, 0, 1, 2]
+
+
+def test_a_cycle_shows_drafts_picks_and_both_caches():
+    trace, ids = trace_of_two_cycles()
+    view = cycle_view(trace, ids, 0, decode)
+    parsed(view)
+    lines = view.text.splitlines()
+    assert "2 tokens added. Target's cache 3 → 5 rows" in lines[0]
+    assert "drafter's context 3 rows" in lines[0]
+    assert [line.split()[-2:] for line in lines[2:]] == [
+        ["accepted", "draft"],
+        ["rejected", "draft"],
+        ["unused", "draft"],
+    ]
+    assert view.html.count("dfl-corrected") >= 2  # the pick, and the text
+    second = cycle_view(trace, ids, 1, decode)
+    assert second.text.splitlines()[-1] == "bonus '<'"
+    with pytest.raises(DFlashLabError, match="no cycle 2; there are 0 to 1"):
+        cycle_view(trace, ids, 2, decode)
+    with pytest.raises(DFlashLabError, match="prompt 1 has no cycles"):
+        cycle_view(trace, ids, 0, decode, prompt=1)
+
+
+def test_the_table_of_cycles_says_how_many_are_left_out():
+    trace, _ = trace_of_two_cycles()
+    view = cycles_view(trace, decode, at_most=1)
+    parsed(view)
+    assert view.text.splitlines() == [
+        "0: at 3, 2 added, drafts 'fgh'",
+        "and 1 more cycles",
+    ]
+    assert len(cycles_view(trace, decode).text.splitlines()) == 2
+
+
+def test_the_stepper_follows_its_slider():
+    trace, ids = trace_of_two_cycles()
+    result = GenerationResult([ids], ["length"], trace, 1.0, 0.1)
+    box = decode_stepper(result, decode)
+    assert box.view.text.startswith("cycle 0 of 2")
+    box.controls["cycle"].value = 1
+    assert box.view.text.startswith("cycle 1 of 2")

@@ -177,10 +177,8 @@ def lines_figure(
             label=name,
         )
         first, last = points[0], points[-1]
-        told.append(
-            f"{name} from {first[1]:.3g} at {first[0]:g} to {last[1]:.3g} at "
-            f"{last[0]:g}"
-        )
+        ends = f"from {first[1]:.3g} at {first[0]:g} to " if len(points) > 1 else ""
+        told.append(f"{name} {ends}{last[1]:.3g} at {last[0]:g}")
     if log_x:
         axes.set_xscale("log", base=2)
     if ticks is not None:
@@ -200,6 +198,7 @@ _CSS = """\
 .dfl-view .dfl-mask{color:var(--dfl-grey);letter-spacing:-.05em;margin:0 1px}
 .dfl-view .dfl-new{border-bottom:2px solid var(--dfl-accepted);font-weight:600}
 .dfl-view .dfl-strip{border-collapse:collapse;color:var(--dfl-ink)}
+.dfl-view .dfl-strip :is(th,td){text-align:left!important}
 .dfl-view .dfl-strip th{white-space:nowrap;font-weight:400;color:var(--dfl-muted);
   vertical-align:top;font-size:.85rem}
 .dfl-view input[type=range]{width:min(22rem,60vw);vertical-align:middle}

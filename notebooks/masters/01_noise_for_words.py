@@ -28,8 +28,8 @@ print(len(ids), "tokens of", len(tokenizer), "in the vocabulary; the mask is", M
 # %% [markdown] tags: slide
 # ## 1. The forward process
 #
-# At time $t$ a token is still itself with the chance $\alpha(t)$, else it is a mask. At
-# $t=0$ everything is clean, at $t=1$ everything is masked. Each token has its own fate;
+# At time t a token is still itself with the chance α(t), else it is a mask. At t = 0
+# everything is clean, at t = 1 everything is masked. Each token has its own fate;
 # one uniform draw per token decides.
 #
 # **Exercise 1 (1 line).** A token stays if its draw is below `alpha`.
@@ -46,7 +46,7 @@ def mask_words(ids, alpha, draws, mask):
 check.check_mask_words(mask_words)
 
 # %% [markdown]
-# The same draws at four times: a mask that has come stays.
+# The same draws at five times: a mask that has come stays.
 
 # %%
 from dflash_lab.viz.diffusion import film_strip
@@ -64,12 +64,14 @@ film_strip([torch.tensor([state]) for state in states], MASK, tokenizer.decode)
 # %% [markdown] tags: slide
 # ## 2. Schedules, and the weight of a masked token
 #
-# A schedule is the function $\alpha(t)$. The objective weights each masked token by
-# $$w(t) = \frac{-\alpha'(t)}{1-\alpha(t)}.$$
-# For the linear schedule $\alpha(t) = 1 - t$ this is $1/t$.
+# A schedule is the function α(t), with derivative α′(t) below zero. The objective weights
+# each masked token by
 #
-# **Exercise 2 (2 lines).** The weight of the cosine schedule,
-# $\alpha(t) = \cos(\pi t / 2)$.
+# > w(t) = −α′(t) / (1 − α(t)).
+#
+# For the linear schedule α(t) = 1 − t this is 1/t.
+#
+# **Exercise 2 (2 lines).** The weight of the cosine schedule, α(t) = cos(π t / 2).
 
 # %%
 import math
@@ -85,8 +87,8 @@ def weight(t):
 check.check_weight(weight)
 
 # %% [markdown]
-# **Before you run the next cell:** with few masks (small $t$) the weight is large. Which
-# schedule has the larger weight at $t = 0.1$: linear ($1/t$), or cosine?
+# **Before you run the next cell:** with few masks (small t) the weight is large. Which
+# schedule has the larger weight at t = 0.1: linear (1/t), or cosine?
 
 # %%
 from dflash_lab.diffusion.schedules import Schedule
@@ -109,9 +111,9 @@ figure_view(made)
 # * Cosine is steeper there, because few tokens are masked by then.
 
 # %% [markdown]
-# **In words.** A text of 10 tokens is masked at a time with $1-\alpha(t) = 0.1$. How many
-# masks are there on average, and what does the whole text count under the linear
-# schedule? And at $1-\alpha(t)=0.5$?
+# **In words.** A text of 10 tokens is masked at a time with 1 − α(t) = 0.1. How many masks
+# are there on average, and what does the whole text count under the linear schedule? And
+# at 1 − α(t) = 0.5?
 
 # %% [markdown] tags: answer
 # One mask on average, weight 1/0.1 = 10: together 10. At one half: five masks of weight 2,
@@ -229,8 +231,8 @@ figure_view(made)
 # %% [markdown] tags: slide
 # ## 5. Write: the reverse process
 #
-# Going from time $t$ back to $s < t$, a masked token is written with the chance
-# $(\alpha_s - \alpha_t)/(1 - \alpha_t)$. What is written stays.
+# Going from time t back to an earlier time s, a masked token is written with the chance
+# (α(s) − α(t)) / (1 − α(t)). What is written stays.
 #
 # **Exercise 4 (about 5 lines).** One step back. `proposals` are tokens drawn from the
 # model, one for each place.
@@ -287,7 +289,7 @@ check.check_surest(surest)
 
 # %% [markdown]
 # **Before you run the next cell:** the target of our pair knows this world and judges the
-# texts (lower is better). Which is better with 12 passes: places at random, or the surest
+# texts (lower is better). Which is better with 8 passes: places at random, or the surest
 # first? And how many passes does the denoiser need to be as good as its twin, which takes
 # one per token?
 

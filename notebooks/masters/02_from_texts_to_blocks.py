@@ -26,8 +26,8 @@ generator = torch.Generator().manual_seed(0)
 # %% [markdown] tags: slide
 # ## 1. Who may look at whom
 #
-# When the model writes block $b$, all earlier blocks are finished. So in training, block
-# $b$ is noisy, and everything before it is clean. One text makes as many exercises as it
+# When the model writes block b, all earlier blocks are finished. So in training, block
+# b is noisy, and everything before it is clean. One text makes as many exercises as it
 # has blocks. To do all of them in *one* pass, the text goes in twice: noisy rows first,
 # clean rows behind them. A mask keeps the exercises apart.
 #
@@ -143,6 +143,8 @@ nats = [
     (size, bound("block", made.model, held_out, block_size=size, draws=8))
     for size, made in models.items()
 ]
+
+# %%
 made = lines_figure(
     {"bound after the same number of steps": nats},
     x="block size (log axis)",
@@ -219,6 +221,8 @@ quality = {
     f"K = {size}": sorted(judged(size, steps) for steps in plans[size])
     for size in plans
 }
+
+# %%
 made = lines_figure(
     quality,
     x="passes over the model for 48 tokens (log axis)",

@@ -1,0 +1,97 @@
+"""`dflash-lab lab` opens the lessons; `dflash-lab lessons` builds them from masters.
+
+Leaves out: how a notebook is made of a master (`lessons.py`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+
+def add(commands) -> None:
+    """Add the parsers of `lab` and `lessons`."""
+    lab = commands.add_parser("lab", help="open JupyterLab on the lessons")
+    lab.add_argument(
+        "--folder",
+        type=Path,
+        help="put a copy there (default: the checkout's own, or dflash-lessons)",
+    )
+    lab.add_argument("--no-browser", action="store_true", help="only print the address")
+    lab.set_defaults(run=run_lab)
+    build = commands.add_parser("lessons", help="build the lessons from their masters")
+    build.add_argument("numbers", nargs="*", help="such as 01 02 (default: all)")
+    build.add_argument(
+        "--no-run",
+        action="store_true",
+        help="keep the outputs of cells that have not changed, and run nothing",
+    )
+    build.add_argument(
+        "--notebooks", type=Path, default=Path("notebooks"), help="default: %(default)s"
+    )
+    build.set_defaults(run=run_build)
+
+
+def shipped_notebooks() -> Path:
+    """Folder of the lessons: the checkout's, or the one in the installed package."""
+    from dflash_lab.errors import DFlashLabError
+
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package.parent / "notebooks", package / "notebooks"):
+        if (folder / "exercises").is_dir():
+            return folder
+    raise DFlashLabError(
+        "this installation has no lessons; install a release, or clone the repository"
+    )
+
+
+def working_copy(shipped: Path, folder: Path) -> Path:
+    """Copy lessons and exercises, but never over what is there already."""
+    for source in sorted(shipped.glob("**/*.ipynb")):
+        place = folder / source.relative_to(shipped)
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, place)
+    return folder
+
+
+def run_lab(arguments) -> int:
+    """Open JupyterLab; returns its exit status."""
+    from importlib.util import find_spec
+
+    from dflash_lab.errors import DFlashLabError
+
+    if find_spec("jupyterlab") is None:
+        raise DFlashLabError("JupyterLab is missing; pip install 'dflash-lab[lab]'")
+    shipped = shipped_notebooks()
+    folder = arguments.folder
+    if folder is None and shipped.parent.name == "dflash_lab":
+        folder = Path("dflash-lessons")  # what is installed is not to be edited
+    if folder is not None:
+        shipped = working_copy(shipped, folder)
+    print(f"lessons: {shipped}")
+    command = [sys.executable, "-m", "jupyterlab", str(shipped)]
+    if arguments.no_browser:
+        command.append("--no-browser")
+    return subprocess.call(command)
+
+
+def run_build(arguments) -> int:
+    """Build lessons and exercises."""
+    from dflash_lab.errors import DFlashLabError
+    from dflash_lab.lessons import build
+
+    masters = sorted((arguments.notebooks / "masters").glob("[0-9][0-9]_*.py"))
+    numbers = arguments.numbers
+    wanted = [m for m in masters if not numbers or m.name[:2] in numbers]
+    if not wanted:
+        raise DFlashLabError(
+            f"no master for {', '.join(numbers) or 'anything'} in "
+            f"{arguments.notebooks / 'masters'}"
+        )
+    for master in wanted:
+        lesson, exercises = build(master, arguments.notebooks, run=not arguments.no_run)
+        print(f"{lesson}  {lesson.stat().st_size // 1000} kB\n{exercises}")
+    return 0

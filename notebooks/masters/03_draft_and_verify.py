@@ -1,0 +1,245 @@
+# %% [markdown] tags: slide
+# # 03 · Draft and verify
+#
+# *Time on two cores: {{time}}. Needs: nothing but an idea of a language model.*
+#
+# **Aims.** You can write the rule that turns drafts into text without changing the text,
+# and the loop around it. You have proved on examples that the output is the target's own,
+# greedy and sampled. You have built a first drafter that needs no model.
+#
+# A language model writes one token per pass. But one pass can *check* many tokens: fed
+# with a text, it says for every place what it would have written next. So: guess a few
+# tokens cheaply, check them all in one pass, keep the good start.
+
+# %%
+import torch
+
+from dflash_lab import load_pair, load_prompts
+from dflash_lab.checks import verify as check
+from dflash_lab.lessons import pick
+
+pair = load_pair("tiny", quiet=True)
+model, tokenizer = pair.target.model, pair.tokenizer
+prompt = pair.encode(load_prompts("tiny-rewrite")[0].turns[0])
+print(tokenizer.decode(prompt))
+
+# %% [markdown] tags: slide
+# ## 1. The rule
+#
+# The target's *picks*: its own choice for the place of each draft, and one more choice
+# for the place behind the last draft.
+#
+# **Exercise 1 (2 to 4 lines).** How many drafts stand before the first that differs from
+# the target's pick?
+
+
+# %%
+def accepted(drafts, picks):
+    """picks is one longer than drafts."""
+    # BEGIN SOLUTION
+    count = 0
+    while count < len(drafts) and drafts[count] == picks[count]:
+        count += 1
+    return count
+    # END SOLUTION
+
+
+check.check_accepted(accepted)
+
+# %% [markdown]
+# **Exercise 2 (1 line).** What does the cycle add to the text? Mind the place of the first
+# difference: there the target has said what it wants. And if all drafts were right?
+
+
+# %%
+def emitted(drafts, picks):
+    # BEGIN SOLUTION
+    return picks[: accepted(drafts, picks) + 1]
+    # END SOLUTION
+
+
+check.check_emitted(emitted)
+
+# %% [markdown]
+# **In words.** Every emitted token is a *pick*, never a draft as such. Why does that prove
+# that the text is the one that plain decoding writes? Where does the argument need that a
+# pick behind a wrong draft is thrown away?
+
+# %% [markdown] tags: answer
+# A pick is the target's choice given the text before it. For the first pick that text is
+# the real one. For each later pick the text before it holds drafts, which are equal to
+# picks as long as all before were accepted; so it is the real text too, by induction. A
+# pick behind a wrong draft was made in the light of a token that is not in the text, so it
+# says nothing about what the target would choose there.
+
+# %% [markdown] tags: slide
+# ## 2. A drafter without a model
+#
+# Texts repeat themselves. **Exercise 3 (4 to 6 lines).** Look where the last `n` tokens
+# stood before (the last such place), and return at most `count` of the tokens that
+# followed. Nothing found: an empty list.
+
+
+# %%
+def lookup(text, n, count):
+    # BEGIN SOLUTION
+    key = text[-n:]
+    for end in range(len(text) - 1, n - 1, -1):
+        if text[end - n : end] == key:
+            return text[end : end + count]
+    return []
+    # END SOLUTION
+
+
+check.check_lookup(lookup)
+
+# %% [markdown]
+# ## 3. The loop
+
+
+# %%
+@torch.inference_mode()
+def choices(ids):
+    """The target's greedy choice behind every place."""
+    return model(input_ids=torch.tensor([ids])).logits[0].argmax(-1).tolist()
+
+
+def speculate(prompt, new_tokens, draft):
+    text, passes = [*prompt, choices(prompt)[-1]], 1
+    while len(text) < len(prompt) + new_tokens:
+        drafts = draft(text)
+        picks = choices(text + drafts)[len(text) - 1 :]
+        text, passes = text + emitted(drafts, picks), passes + 1
+    return text[: len(prompt) + new_tokens], passes
+
+
+# %% [markdown]
+# **Before you run the next cell:** the task is to work on a list of words. Will the lookup
+# save more passes here, or when telling a story?
+
+# %%
+from dflash_lab.viz.view import table_view
+
+NEW = pick(40, 12)
+rows = []
+for name in ("tiny-rewrite", "tiny-chat", "tiny-code", "tiny-math"):
+    ids = pair.encode(load_prompts(name)[0].turns[0])
+    plain, slow = speculate(ids, NEW, lambda text: [])
+    drafted, fast = speculate(ids, NEW, lambda text: lookup(text, 2, 7))
+    assert plain == drafted
+    rows.append([name, slow, fast, slow / fast])
+table_view(["prompts", "passes, plain", "passes, lookup", "ratio"], rows)
+
+# %% [markdown]
+# **What to notice.**
+# * The texts are equal, always; the `assert` says so. Only the number of passes differs.
+# * Copying tasks gain, free ones hardly. A drafter is as good as what it knows.
+# * This loop runs every pass over the whole text. The library's loop keeps keys and values
+#   and feeds only the block. Its rule is yours.
+
+# %% [markdown] tags: slide
+# ## 4. Watch DFlash do it
+
+# %%
+from dflash_lab import DFlash, speculative_generate
+from dflash_lab.widgets.decode_stepper import decode_stepper
+
+result = speculative_generate(
+    pair, DFlash(pair.drafter), prompt, max_new_tokens=NEW, stop_token_ids=(0,)
+)
+assert (
+    result.output_ids[0]
+    == speculate(prompt, NEW, lambda text: [])[0][len(prompt) :][
+        : len(result.output_ids[0])
+    ]
+)
+decode_stepper(result, tokenizer.decode)
+
+# %%
+from dflash_lab.viz.stepper import cycles_view
+
+cycles_view(result.trace, tokenizer.decode)
+
+# %% [markdown]
+# **What to notice.**
+# * A cycle adds its accepted drafts and **one token of the target's own**: a correction
+#   where a draft was wrong, a bonus where none was.
+# * So a cycle never adds less than one token, and at most K. The mean is tau, the
+#   acceptance length.
+# * Greyed drafts stand behind a wrong one. Nobody knows whether they were good.
+
+# %% [markdown] tags: slide
+# ## 5. With dice
+#
+# At a temperature the target has a law p, not a choice. Two rules keep the law.
+#
+# * **Match**: the target *draws* a pick at each place, and a draft counts if it equals the
+#   pick. The argument of exercise 2 holds unchanged. This is what DFlash does.
+# * **Speculative sampling**: the drafter draws x from its law q. Keep x with the chance
+#   min(1, p(x)/q(x)), else draw a replacement from what p has more than q.
+#
+# **Exercise 4 (1 line).** How often does speculative sampling keep a draft?
+
+
+# %%
+def keep_chance(p, q):
+    # BEGIN SOLUTION
+    return sum(min(a, b) for a, b in zip(p, q))
+    # END SOLUTION
+
+
+check.check_keep_chance(keep_chance)
+
+# %% [markdown]
+# **Exercise 5 (2 lines).** The law of the replacement: what p has more than q, made to sum
+# to one.
+
+
+# %%
+def excess(p, q):
+    # BEGIN SOLUTION
+    over = [max(a - b, 0.0) for a, b in zip(p, q)]
+    return [x / sum(over) for x in over]
+    # END SOLUTION
+
+
+check.check_excess(excess)
+
+# %% [markdown]
+# Count: does the rule really draw from p?
+
+# %%
+import random
+
+p, q = [0.5, 0.3, 0.15, 0.05], [0.2, 0.2, 0.2, 0.4]
+rng, draws = random.Random(0), pick(100_000, 2_000)
+
+
+def speculative_draw():
+    x = rng.choices(range(4), q)[0]
+    if rng.random() < min(1.0, p[x] / q[x]):
+        return x, True
+    return rng.choices(range(4), excess(p, q))[0], False
+
+
+seen = [speculative_draw() for _ in range(draws)]
+shares = [sum(x == token for x, _ in seen) / draws for token in range(4)]
+
+# %%
+rows = [[t, p[t], q[t], shares[t]] for t in range(4)]
+kept = sum(k for _, k in seen) / draws
+caption = f"kept {kept:.3f}; by your formula {keep_chance(p, q):.3f}"
+matched = sum(a * b for a, b in zip(p, q))
+caption += f"; the rule 'match' with drafts from q would keep {matched:.3f}"
+table_view(["token", "p, the target", "q, the drafter", "drawn"], rows, caption)
+
+# %% [markdown]
+# **What to notice.**
+# * Bad drafts (token 3) are drafted far too often, and still the output has the law p.
+# * Speculative sampling keeps as many drafts as any lossless rule can. `match` keeps fewer
+#   when the drafts are drawn too; it is at its best with the drafter's *most likely* token,
+#   where it keeps p of that token.
+# * `match` needs no q. So it serves drafters that cannot say how sure they are.
+#
+# **Go on:** lesson 04 builds the drafter that you have just watched. Code:
+# `dflash_lab/acceptance.py`, `dflash_lab/ngram.py`, `dflash_lab/host_loop.py`.
