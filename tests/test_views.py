@@ -18,7 +18,7 @@ widgets = pytest.importorskip("ipywidgets")
 
 from dflash_lab.viz.diffusion import film_strip, frame_text, lines_figure, player  # noqa: E402
 from dflash_lab.viz.masks import block_diffusion_picture, drafter_picture, mask_view  # noqa: E402
-from dflash_lab.viz.stepper import cycle_view, cycles_view  # noqa: E402
+from dflash_lab.viz.stepper import cycle_view, cycles_view, text_view  # noqa: E402
 from dflash_lab.viz.view import figure_view, table_view  # noqa: E402
 from dflash_lab.widgets.decode_stepper import decode_stepper  # noqa: E402
 from dflash_lab.widgets.denoise_player import denoise_player  # noqa: E402
@@ -223,6 +223,16 @@ def test_the_table_of_cycles_says_how_many_are_left_out():
         "and 1 more cycles",
     ]
     assert len(cycles_view(trace, decode).text.splitlines()) == 2
+
+
+def test_an_answer_comes_with_the_legend_of_its_marks():
+    trace, ids = trace_of_two_cycles()
+    view = text_view(GenerationResult([ids], ["length"], trace, 1.0, 0.1), decode)
+    parsed(view)
+    assert view.text.startswith("⟨&⟩f⟦b⟧")
+    for state in ("first", "accepted", "corrected", "bonus"):
+        assert f'dfl-chip dfl-{state}"' in view.html
+    assert 'dfl-chip dfl-plain"' not in view.html
 
 
 def test_the_stepper_follows_its_slider():

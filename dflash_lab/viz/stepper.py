@@ -9,9 +9,17 @@ import html
 from collections.abc import Callable, Sequence
 
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.generation import GenerationResult
 from dflash_lab.trace import CycleRecord, DecodeTrace
 from dflash_lab.viz.style import STATES
-from dflash_lab.viz.tokens import cycle_states, draft_states, html_chip, html_tokens
+from dflash_lab.viz.tokens import (
+    ansi_text,
+    cycle_states,
+    draft_states,
+    html_chip,
+    html_tokens,
+    token_states,
+)
 from dflash_lab.viz.view import View, framed
 
 Decode = Callable[[list[int]], str]
@@ -48,6 +56,26 @@ def cache_lengths(cycle: CycleRecord) -> dict[str, int]:
         "after": cycle.start + cycle.acceptance_length,
         "drafter": cycle.start,
     }
+
+
+def text_view(result: GenerationResult, decode: Decode, prompt: int = 0) -> View:
+    """A finished answer with its tokens marked, and a legend of the marks in it.
+
+    Args:
+        result: of `speculative_generate`.
+        decode: turns a list of ids into text.
+        prompt: which of the prompts.
+    """
+    pairs = token_states(result.trace, prompt, result.output_ids[prompt])
+    seen = {state for _, state in pairs}
+    legend = "".join(
+        f'<li><span class="dfl-t dfl-chip dfl-{state}">{style.label}</span> '
+        f"({style.mark}): {html.escape(style.meaning)}</li>"
+        for state, style in STATES.items()
+        if state in seen
+    )
+    body = f"{html_tokens(pairs, decode)}<ul>{legend}</ul>"
+    return View(framed(body), ansi_text(pairs, decode, color=False))
 
 
 def cycle_view(
