@@ -15,6 +15,7 @@ from dflash_lab.diffusion.blocks import (
     block_logits,
     sample_blocks,
 )
+from dflash_lab.diffusion.drafting import StepwiseDFlash
 from dflash_lab.diffusion.forward import Process
 from dflash_lab.diffusion.model import TextModel, TextModelConfig
 from dflash_lab.diffusion.objectives import (
@@ -46,6 +47,9 @@ from dflash_lab.diffusion.toy import (
 )
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs import load_pair
+from dflash_lab.proposers import DFlash, Plain
+from dflash_lab.speculative import speculative_generate
+from dflash_lab.training.anchors import Blocks, reveal_slots
 
 SCHEDULES = [Schedule(), Schedule("cosine"), Schedule("power", 3.0)]
 MASK = 3  # of the toy: three words and a mask
@@ -436,3 +440,110 @@ def test_the_judge_is_the_targets_likelihood(tiny):
         entropy.append(-sum(s * math.log(s) for s in shares))
     assert found["nats_per_token"] == pytest.approx(sum(nats) / 14, rel=1e-4)
     assert found["entropy"] == pytest.approx(sum(entropy) / 2)
+
+
+# --- drafting in several steps --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drafting_pair():
+    return load_pair("tiny", quiet=True)
+
+
+def decode_with(pair, proposer, prompt, **options):
+    return speculative_generate(
+        pair, proposer, pair.encode(prompt), max_new_tokens=40, loop="host", **options
+    )
+
+
+def test_one_step_is_dflash(drafting_pair):
+    pair = drafting_pair
+    for order in ("left", "confidence"):
+        found = decode_with(
+            pair, StepwiseDFlash(pair.drafter, 1, order), "Tell Mia about the fox."
+        )
+        right = decode_with(pair, DFlash(pair.drafter), "Tell Mia about the fox.")
+        assert found.output_ids == right.output_ids
+        drafts = [c.draft_tokens for c in found.trace.cycles]
+        assert drafts == [c.draft_tokens for c in right.trace.cycles]
+
+
+@pytest.mark.parametrize("order", ["left", "confidence"])
+def test_several_steps_equal_a_plain_loop_and_stay_lossless(drafting_pair, order):
+    pair = drafting_pair
+    prompt = "Sort the list: table, candle, yarn."
+    found = decode_with(pair, StepwiseDFlash(pair.drafter, 3, order), prompt)
+    plain = decode_with(pair, Plain(), prompt)
+    assert found.output_ids == plain.output_ids
+    # The first cycle's drafts once more, with the drafter's own modules.
+    config, ids = pair.drafter.config, pair.encode(prompt)
+    size, mask = config.block_size, config.mask_token_id
+    with torch.inference_mode():
+        outputs = pair.target.model(
+            input_ids=torch.tensor([ids]), output_hidden_states=True
+        )
+    hidden = [outputs.hidden_states[i + 1] for i in config.target_layer_ids]
+    block = [int(outputs.logits[0, -1].argmax())] + [mask] * (size - 1)
+    for count in tokens_per_step(size - 1, 3):
+        rows = torch.nn.functional.embedding(
+            torch.tensor([block]), pair.target.embedding_table
+        )
+        with torch.inference_mode():
+            out = pair.drafter(
+                rows * config.input_embedding_scale,
+                torch.cat(hidden, -1),
+                torch.arange(len(ids) + size)[None],
+            )
+            logits = pair.drafter.scale_logits(pair.target.logits(out))
+        laws = logits[0, 1:].clone()
+        laws[:, mask] = -torch.inf
+        laws = laws.softmax(-1)
+        left = [k for k in range(size - 1) if block[k + 1] == mask]
+        if order == "confidence":
+            left.sort(key=lambda k: -laws[k].max().item())
+        for k in left[:count]:
+            block[k + 1] = int(laws[k].argmax())
+    assert found.trace.cycles[0].draft_tokens == block[1:]
+
+
+def test_stepwise_mistakes_are_named(drafting_pair):
+    with pytest.raises(DFlashLabError, match="steps 0 must be 1"):
+        StepwiseDFlash(drafting_pair.drafter, 0)
+    with pytest.raises(DFlashLabError, match="'right'"):
+        StepwiseDFlash(drafting_pair.drafter, 2, "right")
+
+
+def test_revealed_slots_equal_a_plain_loop():
+    shape = (2, 40, 5)
+    labels = torch.randint(50, shape, generator=generator(1))
+    asked = torch.ones(shape, dtype=torch.bool)
+    asked[..., 0] = False
+    asked[1, :, 3:] = False
+    masks = torch.full(shape, 99)
+    masks[..., 0] = labels[..., 0]
+    blocks = Blocks(
+        torch.zeros(shape[:2]).long(),
+        torch.ones(shape[:2]).bool(),
+        masks,
+        labels,
+        asked,
+    )
+    draws = torch.rand(shape, generator=generator(2))
+    found = reveal_slots(blocks, 0.5, draws)
+    counts = []
+    for b, n in itertools.product(range(2), range(40)):
+        own = draws[b, n, 0].item()
+        slots = [k for k in range(1, 5) if asked[b, n, k]]
+        last = max(slots, key=lambda k: draws[b, n, k])
+        shown = [
+            k
+            for k in slots
+            if own < 0.5 and draws[b, n, k].item() < own / 0.5 and k != last
+        ]
+        for k in range(5):
+            value = labels[b, n, k] if k in shown or k == 0 else 99
+            assert found.input_ids[b, n, k] == value
+            assert found.label_mask[b, n, k] == (k in slots and k not in shown)
+        counts.append(len(shown))
+    assert 0.4 < sum(c == 0 for c in counts) / len(counts) < 0.9 and max(counts) == 3
+    assert reveal_slots(blocks, 0.0, draws) is blocks

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -225,3 +227,26 @@ def test_no_notebook_is_without_a_master():
     built = {p.stem for p in NOTEBOOKS.glob("*.ipynb")}
     built |= {p.stem for p in (NOTEBOOKS / "exercises").glob("*.ipynb")}
     assert built == {p.stem for p in MASTERS}
+
+
+# --- the glossary ---------------------------------------------------------------------
+
+
+def glossary_names():
+    text = (NOTEBOOKS.parent / "docs" / "glossary.md").read_text("utf-8")
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
+    return [re.search(r"`(.+?)`", row[3]).group(1) for row in rows[1:]]
+
+
+@pytest.mark.parametrize("name", sorted(set(glossary_names())))
+def test_every_code_name_of_the_glossary_exists(name):
+    if not name.startswith("dflash_lab."):
+        # A parameter or attribute: it stands in the code as a name of its own.
+        sources = (NOTEBOOKS.parent / "dflash_lab").rglob("*.py")
+        assert any(re.search(rf"\b{name}\b", p.read_text("utf-8")) for p in sources)
+        return
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        module, attribute = name.rsplit(".", 1)
+        assert hasattr(importlib.import_module(module), attribute)

@@ -96,6 +96,7 @@ def test_shipped_configs_are_valid(name):
         ("optimizer.epochs=-1", r"optimizer\.epochs -1\.0 must be above 0"),
         ("optimizer.minutes=0", r"optimizer\.minutes 0\.0 must be above 0"),
         ("optimizer.warmup_ratio=1", "warmup_ratio 1.0"),
+        ("data.reveal=1.5", r"data\.reveal 1\.5 is outside 0\.\.1"),
         ("faults=[typo]", "unknown fault 'typo'"),
         ("no-equals-sign", "has no '='"),
     ],

@@ -270,6 +270,17 @@ def test_drafters_are_kept_whenever_the_blocks_have_doubled(tmp_path, monkeypatc
     assert any(not torch.equal(first[key], last[key]) for key in first)
 
 
+def test_shown_slots_change_training_but_not_its_checks(tmp_path):
+    plain = run(tmp_path / "plain").drafter.state_dict()
+    shown = run(tmp_path / "shown", data={"reveal": 1.0}).drafter.state_dict()
+    assert any(not torch.equal(plain[key], shown[key]) for key in plain)
+    checks = [
+        (tmp_path / name / "run" / "checks.txt").read_text("utf-8")
+        for name in ("plain", "shown")
+    ]
+    assert checks[0] == checks[1] and "FAIL" not in checks[0]
+
+
 def test_resume_without_a_checkpoint_starts(tmp_path):
     assert run(tmp_path, resume=True).finished
 

@@ -10,7 +10,7 @@ Leaves out: the attention mask of the blocks (`masks.py`), which decoding shares
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -94,3 +94,29 @@ def make_blocks(
     blocks = torch.full_like(labels, mask_token_id)
     blocks[..., 0] = labels[..., 0]
     return Blocks(anchor_positions, valid, blocks, labels, label_mask)
+
+
+def reveal_slots(blocks: Blocks, share: float, draws: Tensor) -> Blocks:
+    """Show some slots' tokens in a share of the blocks; those slots are not asked.
+
+    In a chosen block every slot has the same chance, which differs from block to block,
+    so any number of slots is as likely as any other: the states of a block on its way
+    through several denoising steps.
+
+    Args:
+        blocks: with masks in all slots.
+        share: of blocks with shown slots, 0 to 1.
+        draws: (B, N, K) uniform; that of slot 0 is the block's own.
+    """
+    if share <= 0:
+        return blocks
+    shown = draws < draws[..., :1] / share  # (B, N, K)
+    shown = shown & (draws[..., :1] < share) & blocks.label_mask
+    # At least one slot is left to ask for: the one with the largest draw.
+    asked = draws.masked_fill(~blocks.label_mask, -1).argmax(-1, keepdim=True)
+    shown = shown.scatter(-1, asked, False)
+    return replace(
+        blocks,
+        input_ids=torch.where(shown, blocks.labels, blocks.input_ids),
+        label_mask=blocks.label_mask & ~shown,
+    )

@@ -83,6 +83,8 @@ class DataSettings:
         batch_size: texts per step, over all processes and accumulation rounds.
         accumulation: passes that a process makes for a step.
         num_anchors: N, most blocks per text.
+        reveal: share of blocks in which some slots show their token, for drafters that
+            denoise in several steps (see `diffusion/drafting.py`).
     """
 
     corpus: list[str] = field(default_factory=list)
@@ -92,6 +94,7 @@ class DataSettings:
     batch_size: int = 16
     accumulation: int = 1
     num_anchors: int = 512
+    reveal: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,8 @@ class TrainConfig:
                 f"optimizer.warmup_ratio {self.optimizer.warmup_ratio} must be at "
                 "least 0 and below 1"
             )
+        if not 0 <= self.data.reveal <= 1:
+            raise DFlashLabError(f"data.reveal {self.data.reveal} is outside 0..1")
         find_faults(self.faults)
 
 

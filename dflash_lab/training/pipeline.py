@@ -6,10 +6,12 @@ Leaves out: the order of texts (`dataset.py`) and the layout of blocks (`batch.p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
 from dflash_lab.config import DFlashConfig
+from dflash_lab.training.anchors import reveal_slots
 from dflash_lab.training.batch import TrainingBatch, build_batch
 from dflash_lab.training.dataset import BatchPlan, Example, anchor_scores, collate
 from dflash_lab.training.faults import Fault
@@ -30,6 +32,10 @@ class Pipeline:
         faults: bugs to switch on.
         backend: form of the masks, see `batch.BACKENDS`; faults need `sdpa`.
         device: where the passes run.
+
+    Attributes:
+        reveal: share of blocks that show some of their slots. Set it after the checks,
+            which compare with decoding in one step.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class Pipeline:
         self.config, self.examples, self.features = config, examples, features
         self.num_anchors, self.seed, self.accumulation = num_anchors, seed, accumulation
         self.faults, self.backend, self.device = tuple(faults), backend, device
+        self.reveal = 0.0
         lengths = [len(example.input_ids) for example in examples]
         self.plan = BatchPlan(lengths, batch_size, seed)
 
@@ -94,6 +101,13 @@ class Pipeline:
             backend=self.backend,
             device=self.device,
         )
+        if self.reveal:
+            size = batch.blocks.labels[0].numel()
+            # Other draws than those of the anchors, but functions of the same things.
+            draws = anchor_scores(self.seed + 1, epoch, indices, size)
+            draws = draws.view(batch.blocks.labels.shape).to(self.device)
+            blocks = reveal_slots(batch.blocks, self.reveal, draws)
+            batch = replace(batch, blocks=blocks)
         for fault in self.faults:
             if fault.on_batch is not None:
                 batch = fault.on_batch(batch, self.config, ids)

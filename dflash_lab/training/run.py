@@ -149,6 +149,7 @@ def train(
         # A fault that was asked for must not stop the run that studies it.
         require([] if faults else checks)
 
+    pipeline.reveal = config.data.reveal
     if config.objective.compile:
         objective.compile_pass()
 
