@@ -10,6 +10,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -129,7 +130,7 @@ def _smol() -> Iterator[Check]:
 
     folders = [f for f in cache_root().glob("smollm2-*") if f.is_dir()]
     if any(is_intact(folder) for folder in folders):
-        yield OK, f"smol target: ready in {cache_root()}"
+        yield OK, f"smol target: ready in {_short(cache_root())}"
         return
     place = cache_root()
     while not place.exists():
@@ -140,3 +141,9 @@ def _smol() -> Iterator[Check]:
         yield FAIL, f"smol target: needs {need} MB in {place}, {free // 2**20} MB free"
     else:
         yield NOTE, "smol target: not fetched yet; dflash-lab demo does it once (93 MB)"
+
+
+def _short(path: Path) -> str:
+    """A path that names nobody: the home folder as ~."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)

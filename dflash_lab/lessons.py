@@ -252,7 +252,7 @@ def problems(text: str) -> list[str]:
     for what, pattern in (
         ("widget metadata", r'"widgets"\s*:'),
         ("an error output", r'"output_type"\s*:\s*"error"'),
-        ("an absolute path", r"(?<![\w.:/])/(?:home|root|work|tmp|Users)/\w"),
+        ("an absolute path", r"(?<![\w.:/])/(?:home|root|work|tmp|Users)/[\w.]"),
     ):
         match = re.search(pattern, text)
         if match:

@@ -172,6 +172,7 @@ def test_what_must_not_be_committed_is_found():
     assert "limit" in problems("x" * (MAX_BYTES + 1))[0]
     assert "widget" in problems('{"widgets": {}}')[0]
     assert "error" in problems('{"output_type": "error"}')[0]
+    assert "path" in problems("ready in /root/.cache/x")[0]
     assert problems("https://example.org/home/page") == []
 
 

@@ -157,9 +157,10 @@ def cycles_view(
                 cycle.draft_tokens, draft_states(cycle), strict=True
             )
         )
-        own = cycle.target_tokens[sum(cycle.accepted)]
-        state = cycle_states(cycle)[-1]
-        own_chip = html_chip(own, state, decode) if own >= 0 else ""
+        state, own_chip = cycle_states(cycle)[-1], ""
+        if state != "accepted":  # else a stop rule ended the text within the drafts
+            own = cycle.target_tokens[sum(cycle.accepted)]
+            own_chip = html_chip(own, state, decode)
         rows.append(
             f'<tr><td class="dfl-n">{number}</td><td class="dfl-n">{cycle.start}</td>'
             f'<td class="dfl-n">{cycle.acceptance_length}</td><td>{chips}</td>'

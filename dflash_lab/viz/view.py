@@ -101,7 +101,7 @@ _CSS = """\
 .dfl-view .dfl-table{border-collapse:collapse;color:var(--dfl-ink);
   font-variant-numeric:tabular-nums}
 .dfl-view caption{text-align:left;color:var(--dfl-muted);padding:.2rem 0}
-.dfl-view :is(th,td){text-align:left;padding:.2rem .9rem .2rem 0;
+.dfl-view :is(th,td){text-align:left!important;padding:.2rem .9rem .2rem 0;
   border-bottom:1px solid var(--dfl-rule);background:none}
-.dfl-view .dfl-n{text-align:right}
+.dfl-view .dfl-n{text-align:right!important}
 .dfl-view img{border-radius:6px}"""

@@ -158,7 +158,7 @@ figure_view(made)
 # %% [markdown]
 # **What to notice.**
 # * The bound rises with the block: more places are asked from less context.
-# * Much of the rise comes late. Small blocks are nearly as good as one token at a time.
+# * Much of the rise comes late. Blocks of 4 are nearly as good as one token at a time.
 # * This is after so few steps; large blocks also *learn* more slowly (lesson 01).
 
 # %% [markdown] tags: slide
@@ -235,9 +235,11 @@ figure_view(made)
 
 # %% [markdown]
 # **What to notice.**
-# * With one step per block every size writes poorly, but small blocks far less so.
-# * At the same number of passes smaller blocks with fewer steps tend to win.
-# * Nothing here is free: whoever wants the left end of the axis pays in quality.
+# * One step per block writes poorly at every size, even at K = 4: its tokens are drawn
+#   without knowing of each other.
+# * With few passes (up to about 16) the large blocks with several steps are best, with many
+#   the small ones.
+# * Only K = 1 writes well, and takes a pass for every token, or two.
 
 # %% [markdown] tags: slide
 # ## 4. Drafting changes the question
@@ -286,8 +288,8 @@ table_view(["denoising steps", "leading tokens right, of 8"], rows)
 
 # %% [markdown]
 # **What to notice.**
-# * More steps buy little here. The first tokens are right or wrong in the first step already:
-#   they stand next to the given text.
+# * Eight steps buy a quarter of a token. The first tokens are right or wrong in the first step
+#   already: they stand next to the given text.
 # * A second step costs as much as the first. For drafting, one step is the natural choice.
 # * What limits the drafter is what it *knows*. It has to guess what the target will say,
 #   and lesson 04 lets it ask.
