@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dflash_lab.checks import blocks, noise, verify
+from dflash_lab.checks import acceptance, blocks, noise, verify
 from dflash_lab.checks.core import CheckFailed
 
 HALF = math.pi / 2
@@ -43,6 +43,15 @@ def look(text, n, limit, ends):
 
 def normed(shares):
     return [share / sum(shares) for share in shares]
+
+
+def kept(block):
+    return [*block, False].index(False)
+
+
+def given(table, slot, least):
+    reached = [b for b in table if kept(b) >= least]
+    return sum(b[slot] for b in reached) / len(reached)
 
 
 # check -> (right answer, wrong answers)
@@ -183,6 +192,54 @@ ANSWERS = {
             lambda p, q: p,
         ),
     ),
+    acceptance.check_tau: (
+        lambda bs: sum(kept(b) + 1 for b in bs) / len(bs),
+        (
+            lambda bs: sum(map(kept, bs)) / len(bs),
+            lambda bs: sum(sum(b) + 1 for b in bs) / len(bs),
+            lambda bs: 1 + kept(bs[0]),
+        ),
+    ),
+    acceptance.check_marginal: (
+        lambda bs: [sum(b[k] for b in bs) / len(bs) for k in range(len(bs[0]))],
+        (
+            lambda bs: [
+                sum(kept(b) > k for b in bs) / len(bs) for k in range(len(bs[0]))
+            ],
+            lambda bs: [sum(b[k] for b in bs) for k in range(len(bs[0]))],
+            lambda bs: [sum(b) / len(b) for b in bs],
+        ),
+    ),
+    acceptance.check_survival: (
+        lambda bs: [sum(kept(b) > k for b in bs) / len(bs) for k in range(len(bs[0]))],
+        (
+            lambda bs: [sum(b[k] for b in bs) / len(bs) for k in range(len(bs[0]))],
+            lambda bs: [
+                sum(kept(b) >= k for b in bs) / len(bs) for k in range(len(bs[0]))
+            ],
+            lambda bs: [
+                sum(kept(b) == k for b in bs) / len(bs) for k in range(len(bs[0]))
+            ],
+        ),
+    ),
+    acceptance.check_conditional: (
+        lambda bs: [given(bs, k, k) for k in range(len(bs[0]))],
+        (
+            lambda bs: [given(bs, k, 0) for k in range(len(bs[0]))],
+            lambda bs: [given(bs, k, max(0, k - 1)) for k in range(len(bs[0]))],
+            lambda bs: [
+                sum(kept(b) > k for b in bs) / len(bs) for k in range(len(bs[0]))
+            ],
+        ),
+    ),
+    acceptance.check_independent: (
+        lambda rs: 1 + sum(math.prod(rs[: i + 1]) for i in range(len(rs))),
+        (
+            lambda rs: 1 + sum(rs),
+            lambda rs: sum(math.prod(rs[: i + 1]) for i in range(len(rs))),
+            lambda rs: 1 + math.prod(rs),
+        ),
+    ),
 }
 
 
@@ -204,6 +261,6 @@ def test_a_check_accepts_the_right_answer_and_refuses_wrong_ones(check, capsys):
 
 
 def test_every_check_is_tried():
-    for module in (noise, blocks, verify):
+    for module in (noise, blocks, verify, acceptance):
         names = {n for n in vars(module) if n.startswith("check_")}
         assert names == {c.__name__ for c in ANSWERS if c.__module__ == module.__name__}

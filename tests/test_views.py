@@ -16,10 +16,12 @@ from dflash_lab.trace import CycleRecord, DecodeTrace
 pytest.importorskip("matplotlib")
 widgets = pytest.importorskip("ipywidgets")
 
+from dflash_lab.viz.acceptance import acceptance_view  # noqa: E402
 from dflash_lab.viz.diffusion import film_strip, frame_text, lines_figure, player  # noqa: E402
 from dflash_lab.viz.masks import block_diffusion_picture, drafter_picture, mask_view  # noqa: E402
 from dflash_lab.viz.stepper import cycle_view, cycles_view, text_view  # noqa: E402
 from dflash_lab.viz.view import figure_view, table_view  # noqa: E402
+from dflash_lab.widgets.acceptance_explorer import acceptance_explorer  # noqa: E402
 from dflash_lab.widgets.decode_stepper import decode_stepper  # noqa: E402
 from dflash_lab.widgets.denoise_player import denoise_player  # noqa: E402
 from dflash_lab.widgets.mask_explorer import block_mask_explorer, drafter_mask_explorer  # noqa: E402
@@ -242,3 +244,24 @@ def test_the_stepper_follows_its_slider():
     assert box.view.text.startswith("cycle 0 of 2")
     box.controls["cycle"].value = 1
     assert box.view.text.startswith("cycle 1 of 2")
+
+
+def test_the_acceptance_explorer_shows_the_definitions_that_are_ticked():
+    trace, _ = trace_of_two_cycles()
+    box = acceptance_explorer({"one": [trace], "two": [trace, trace]})
+    assert "4 cycles" not in box.view.text and "6 cycles" in box.view.text
+    box.controls["prompts"].value = "two"
+    assert "4 cycles" in box.view.text
+    for name in ("marginal:", "conditional:", "survival:"):
+        assert name in box.view.text
+    box.controls["marginal"].value = False
+    assert "marginal:" not in box.view.text and "survival:" in box.view.text
+    parsed(box.view)
+    found = acceptance_view([trace], ["survival"])
+    assert (
+        "survival: became text 1 at 1 to" not in found.text
+    )  # one cycle rejects slot 2
+    assert "from 1 at 1 to 0 at 3" in found.text
+    assert re.search(r"tau +2\.50", found.text)
+    with pytest.raises(DFlashLabError, match="choose from marginal"):
+        acceptance_view([trace], ["quality"])
