@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dflash_lab.checks import acceptance, blocks, noise, verify
+from dflash_lab.checks import acceptance, blocks, noise, speedup, verify
 from dflash_lab.checks.core import CheckFailed
 
 HALF = math.pi / 2
@@ -240,6 +240,38 @@ ANSWERS = {
             lambda rs: 1 + math.prod(rs),
         ),
     ),
+    speedup.check_speedup: (
+        lambda d, v, o, p, tau: p * tau / (d + v + o),
+        (
+            lambda d, v, o, p, tau: (d + v + o) / p / tau,
+            lambda d, v, o, p, tau: p * tau / (d + v),
+            lambda d, v, o, p, tau: tau,
+        ),
+    ),
+    speedup.check_break_even: (
+        lambda d, v, o, p: (d + v + o) / p,
+        (
+            lambda d, v, o, p: p / (d + v + o),
+            lambda d, v, o, p: (d + v) / p,
+            lambda d, v, o, p: 1 + (d + o) / p,
+        ),
+    ),
+    speedup.check_smaller_block: (
+        lambda s, k: 1 + sum(s[: k - 1]),
+        (
+            lambda s, k: 1 + sum(s[:k]),
+            lambda s, k: sum(s[: k - 1]),
+            lambda s, k: 1 + sum(s),
+        ),
+    ),
+    speedup.check_best: (
+        lambda ms, taus: min(ms, key=lambda k: ms[k] / taus[k]),
+        (
+            lambda ms, taus: max(taus, key=taus.get),
+            lambda ms, taus: min(ms, key=ms.get),
+            lambda ms, taus: max(ms, key=lambda k: ms[k] / taus[k]),
+        ),
+    ),
 }
 
 
@@ -261,6 +293,6 @@ def test_a_check_accepts_the_right_answer_and_refuses_wrong_ones(check, capsys):
 
 
 def test_every_check_is_tried():
-    for module in (noise, blocks, verify, acceptance):
+    for module in (noise, blocks, verify, acceptance, speedup):
         names = {n for n in vars(module) if n.startswith("check_")}
         assert names == {c.__name__ for c in ANSWERS if c.__module__ == module.__name__}

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 
+from dflash_lab.analysis.speedup import Costs
 from dflash_lab.diffusion.samplers import SampleHistory
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.generation import GenerationResult
@@ -19,6 +20,7 @@ widgets = pytest.importorskip("ipywidgets")
 from dflash_lab.viz.acceptance import acceptance_view  # noqa: E402
 from dflash_lab.viz.diffusion import film_strip, frame_text, lines_figure, player  # noqa: E402
 from dflash_lab.viz.masks import block_diffusion_picture, drafter_picture, mask_view  # noqa: E402
+from dflash_lab.viz.speedup import speedup_figure  # noqa: E402
 from dflash_lab.viz.stepper import cycle_view, cycles_view, text_view  # noqa: E402
 from dflash_lab.viz.view import figure_view, table_view  # noqa: E402
 from dflash_lab.widgets.acceptance_explorer import acceptance_explorer  # noqa: E402
@@ -26,6 +28,7 @@ from dflash_lab.widgets.decode_stepper import decode_stepper  # noqa: E402
 from dflash_lab.widgets.denoise_player import denoise_player  # noqa: E402
 from dflash_lab.widgets.mask_explorer import block_mask_explorer, drafter_mask_explorer  # noqa: E402
 from dflash_lab.widgets.shell import shell  # noqa: E402
+from dflash_lab.widgets.speedup_calculator import speedup_calculator  # noqa: E402
 
 MASK = 9
 
@@ -265,3 +268,23 @@ def test_the_acceptance_explorer_shows_the_definitions_that_are_ticked():
     assert re.search(r"tau +2\.50", found.text)
     with pytest.raises(DFlashLabError, match="choose from marginal"):
         acceptance_view([trace], ["quality"])
+
+
+def test_the_calculator_agrees_with_the_cost_model():
+    cost = Costs(8, 2.0, 1.0, 3.0, 0.0)  # a cycle costs two plain tokens
+    box = speedup_calculator(cost, tau=3.0)
+    parsed(box.view)
+    assert "Drafting pays." in box.view.text
+    assert re.search(r"speed-up +1\.50", box.view.text)
+    assert re.search(r"break-even tau +2\.00", box.view.text)
+    box.controls["tau"].value = 1.5
+    assert "Drafting does not pay." in box.view.text
+    box.controls["tau"].value = 12.0  # more than a block has
+    assert re.search(r"and adds \(tau\) +8\.00", box.view.text)
+
+
+def test_the_speedup_figure_says_from_where_on_it_pays():
+    costs = {2: Costs(2, 1.0, 0.2, 1.0, 0.0), 8: Costs(8, 1.0, 0.5, 1.5, 0.0)}
+    figure, alt = speedup_figure(costs, tau=2.5)
+    assert "K = 2 from tau 1.20, K = 8 from tau 2.00" in alt
+    assert len(figure.axes[0].lines) == 4  # two sizes, break-even, the marked tau
