@@ -62,8 +62,8 @@ speedup_calculator()
 # %% [markdown]
 # **What to notice.**
 # * The line through the origin has the slope 1 / (cost of a cycle). Cheaper cycles turn it up.
-# * Set `verify` to 3: eight rows at three times the price of one are usual on a CPU in
-#   float32. Now a tau of 3 is worth nothing.
+# * Set `verify` to 3, as where arithmetic and not memory limits a pass. Now a tau of 3 is
+#   worth nothing.
 # * The draft is the smaller part. Making it cheaper helps less than making it better.
 
 # %% [markdown] tags: slide
