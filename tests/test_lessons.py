@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dflash_lab.cli import main
+from dflash_lab.commands.lessons import shipped_notebooks, working_copy
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.lessons import (
     MAX_BYTES,
@@ -251,3 +253,35 @@ def test_every_code_name_of_the_glossary_exists(name):
     except ModuleNotFoundError:
         module, attribute = name.rsplit(".", 1)
         assert hasattr(importlib.import_module(module), attribute)
+
+
+# --- the commands ---------------------------------------------------------------------
+
+
+def test_a_working_copy_keeps_what_the_reader_wrote(tmp_path):
+    shipped = shipped_notebooks()
+    folder = working_copy(shipped, tmp_path / "mine")
+    copied = sorted(p.relative_to(folder) for p in folder.rglob("*.ipynb"))
+    assert copied == sorted(p.relative_to(shipped) for p in shipped.rglob("*.ipynb"))
+    assert len(copied) == 2 * len(MASTERS)
+    mine = folder / copied[0]
+    mine.write_text("my answers", encoding="utf-8")
+    working_copy(shipped, folder)
+    assert mine.read_text(encoding="utf-8") == "my answers"
+
+
+def test_lab_opens_jupyterlab_on_the_copy(tmp_path, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr("subprocess.call", lambda command: calls.append(command) or 0)
+    folder = tmp_path / "mine"
+    assert main(["lab", "--no-browser", "--folder", str(folder)]) == 0
+    assert calls[0][1:] == ["-m", "jupyterlab", str(folder), "--no-browser"]
+    assert str(folder) in capsys.readouterr().out
+    assert (folder / "exercises").is_dir()
+
+
+def test_lessons_builds_what_is_asked_for(master, tmp_path, capsys):
+    assert main(["lessons", "01", "--no-run", "--notebooks", str(tmp_path)]) == 0
+    assert (tmp_path / "exercises" / "01_first.ipynb").exists()
+    assert main(["lessons", "09", "--notebooks", str(tmp_path)]) == 2
+    assert "no master for 09" in capsys.readouterr().err
