@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint env lessons clean
+.PHONY: demo test lint env lessons site clean
 
 env: $(VENV)/ready
 
@@ -28,5 +28,9 @@ lint: env
 lessons: env
 	$(BIN)/dflash-lab lessons
 
+# The lessons as pages that need neither Python nor scripts.
+site: env
+	$(BIN)/dflash-lab lessons --site site
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info report
+	rm -rf $(VENV) build dist *.egg-info report site

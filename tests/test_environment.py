@@ -49,7 +49,7 @@ LAYERS = [
     {"diffusion"},
     {"bench", "bench_summary"},
     {"viz"},
-    {"widgets", "lessons", "checks"},
+    {"widgets", "lessons", "checks", "site"},
     {"demo", "demo_report", "doctor"},
     {"commands"},
     {"cli", "__main__"},

@@ -285,3 +285,26 @@ def test_lessons_builds_what_is_asked_for(master, tmp_path, capsys):
     assert (tmp_path / "exercises" / "01_first.ipynb").exists()
     assert main(["lessons", "09", "--notebooks", str(tmp_path)]) == 2
     assert "no master for 09" in capsys.readouterr().err
+
+
+def test_the_site_shows_every_lesson_and_fetches_nothing(tmp_path):
+    assert (
+        main(["lessons", "--site", str(tmp_path), "--notebooks", str(NOTEBOOKS)]) == 0
+    )
+    index = (tmp_path / "index.html").read_text("utf-8")
+    for master in MASTERS:
+        assert f'href="{master.stem}.html"' in index
+        page = (tmp_path / f"{master.stem}.html").read_text("utf-8")
+        assert not re.search(r"<(?:script|link|img)[^>]*(?:src|href)=.https?:", page)
+        # Every view's own text is there without any script.
+        without = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+        assert "What to notice" in without and "<h2" in without
+        notebook = nbformat.read(NOTEBOOKS / f"{master.stem}.ipynb", as_version=4)
+        shown = [
+            output
+            for cell in notebook.cells
+            if cell.cell_type == "code"
+            for output in cell.outputs
+            if "text/html" in output.get("data", {})
+        ]
+        assert without.count('class="dfl-view"') >= len(shown)

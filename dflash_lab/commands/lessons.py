@@ -31,6 +31,9 @@ def add(commands) -> None:
     build.add_argument(
         "--notebooks", type=Path, default=Path("notebooks"), help="default: %(default)s"
     )
+    build.add_argument(
+        "--site", type=Path, help="write the lessons as static pages there, no more"
+    )
     build.set_defaults(run=run_build)
 
 
@@ -82,7 +85,12 @@ def run_build(arguments) -> int:
     """Build lessons and exercises."""
     from dflash_lab.errors import DFlashLabError
     from dflash_lab.lessons import build
+    from dflash_lab.site import build_site
 
+    if arguments.site is not None:
+        pages = build_site(arguments.notebooks, arguments.site)
+        print(f"{len(pages)} pages, begin with {pages[0]}")
+        return 0
     masters = sorted((arguments.notebooks / "masters").glob("[0-9][0-9]_*.py"))
     numbers = arguments.numbers
     wanted = [m for m in masters if not numbers or m.name[:2] in numbers]

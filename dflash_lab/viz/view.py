@@ -77,7 +77,17 @@ def table_view(
         side = ' class="dfl-n"' if number else ""
         return f"<td{side}>{html.escape(shown(value))}</td>"
 
-    head = "".join(f'<th scope="col">{html.escape(c)}</th>' for c in columns)
+    # A heading stands on the side of its column's numbers.
+    numeric = [
+        bool(rows) and all("dfl-n" in cell(row[i]) for row in rows)
+        for i in range(len(columns))
+    ]
+    head = "".join(
+        f'<th scope="col"{side}>{html.escape(name)}</th>'
+        for name, side in zip(
+            columns, (' class="dfl-n"' if x else "" for x in numeric), strict=True
+        )
+    )
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     table = f'<table class="dfl-table">{title}<thead><tr>{head}</tr></thead>'
@@ -98,6 +108,7 @@ _CSS = """\
   border-radius:6px;font-size:.95rem;line-height:1.5;max-width:60rem}
 .dfl-view .dfl-small{color:var(--dfl-muted);font-size:.87rem;max-width:46rem}
 .dfl-view ul{margin:.2rem 0 .2rem 1.2rem;padding:0}
+.dfl-view table{width:auto}
 .dfl-view .dfl-table{border-collapse:collapse;color:var(--dfl-ink);
   font-variant-numeric:tabular-nums}
 .dfl-view caption{text-align:left;color:var(--dfl-muted);padding:.2rem 0}

@@ -147,12 +147,8 @@ from dflash_lab.widgets.decode_stepper import decode_stepper
 result = speculative_generate(
     pair, DFlash(pair.drafter), prompt, max_new_tokens=NEW, stop_token_ids=(0,)
 )
-assert (
-    result.output_ids[0]
-    == speculate(prompt, NEW, lambda text: [])[0][len(prompt) :][
-        : len(result.output_ids[0])
-    ]
-)
+plain = speculate(prompt, NEW, lambda text: [])[0][len(prompt) :]
+assert result.output_ids[0] == plain[: len(result.output_ids[0])]
 decode_stepper(result, tokenizer.decode)
 
 # %%
