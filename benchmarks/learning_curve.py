@@ -7,7 +7,8 @@
 number of blocks they had seen, and walks its drafts over the target's answers to
 held-out prompts, once with features and once with features of zero. `RUN+BLOCKS` is a
 run that went on from a drafter with so many blocks. `draw` fits
-tau = a + b log2(blocks) and writes the figure.
+tau = a + b log2(blocks) to the first run, from where features matter, and writes the
+figure with what the fit foretells for the others.
 
 Leaves out: decoding. A walk gives tau without its time.
 """
@@ -100,29 +101,20 @@ def onset(lines: list[dict], gain: float = 0.03) -> int | None:
 def draw() -> None:
     """Fit, foretell, and write the figure."""
     lines = read()
-    runs: dict[str, list[dict]] = {}
-    for line in lines:
-        runs.setdefault(line["run"], []).append(line)
-    first = next(iter(runs))
-    start = onset(runs[first])
+    first = [x for x in lines if x["run"] == lines[0]["run"]]
+    later = [x for x in lines if x["run"] != lines[0]["run"]]
+    start = onset(first)
     series = {
-        f"{name}, {kind}": [(x["blocks"], x[key]) for x in found]
-        for name, found in runs.items()
-        for kind, key in (
-            ("features", "tau"),
-            *([("features zeroed", "tau_without_features")] if name == first else []),
-        )
+        "a run from nothing": [(x["blocks"], x["tau"]) for x in first],
+        "the same, features zeroed": [
+            (x["blocks"], x["tau_without_features"]) for x in first
+        ],
+        "stages of the shipped drafter": [(x["blocks"], x["tau"]) for x in later],
     }
-    # A drafter that has just been warmed up again says nothing about blocks seen.
-    fitted = [
-        (x["blocks"], x["tau"])
-        for x in lines
-        if (start or 0) <= x["blocks"]
-        and (x["blocks_before"] == 0 or x["blocks"] >= 1.2 * x["blocks_before"])
-    ]
+    fitted = [(x["blocks"], x["tau"]) for x in first if x["blocks"] >= (start or 0)]
     a, b, rest = fit(fitted)
-    ends = (fitted[0][0], 8 * fitted[-1][0])
-    series["fit"] = [(x, a + b * math.log2(x)) for x in ends]
+    ends = (fitted[0][0], max(x["blocks"] for x in lines))
+    series["fit to the run from nothing"] = [(x, a + b * math.log2(x)) for x in ends]
     note = f"features matter from {start:,} blocks on" if start else ""
     made = lines_figure(
         series,
@@ -137,6 +129,9 @@ def draw() -> None:
         axes.axvline(start, color="#7C8186", linewidth=1, linestyle=":")
     FIGURE.write_bytes(figure_png(made[0]))
     print(f"tau = {a:.3f} + {b:.4f} log2(blocks), residual {rest:.3f}")
+    for x in later:
+        foretold = a + b * math.log2(x["blocks"])
+        print(f"{x['run']}, {x['blocks']} blocks: {x['tau']:.2f}, fit {foretold:.2f}")
     print(f"features matter from {start} blocks on")
     for tau in (2.0, 3.0):
         print(f"tau {tau} at {2 ** ((tau - a) / b):.3g} blocks by this fit")
