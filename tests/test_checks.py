@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dflash_lab.checks import acceptance, blocks, noise, speedup, verify
+from dflash_lab.checks import acceptance, blocks, noise, speedup, training, verify
 from dflash_lab.checks.core import CheckFailed
 
 HALF = math.pi / 2
@@ -272,6 +272,46 @@ ANSWERS = {
             lambda ms, taus: max(ms, key=lambda k: ms[k] / taus[k]),
         ),
     ),
+    training.check_may_be_anchor: (
+        lambda a: [x and y for x, y in z(a, [*a[1:], False])],
+        (
+            lambda a: a,
+            lambda a: [x and y for x, y in z(a, [False, *a[:-1]])],
+            lambda a: [x and y for x, y in z(a, [*a[1:], True])],
+        ),
+    ),
+    training.check_block: (
+        lambda ids, a, k, m: [ids[a]] + [m] * (k - 1),
+        (
+            lambda ids, a, k, m: [m] * k,
+            lambda ids, a, k, m: [ids[a]] + [m] * k,
+            lambda ids, a, k, m: ids[a : a + k],
+        ),
+    ),
+    training.check_labels: (
+        lambda ids, a, k: (ids[a + 1 : a + k] + [None] * k)[: k - 1],
+        (
+            lambda ids, a, k: (ids[a : a + k - 1] + [None] * k)[: k - 1],
+            lambda ids, a, k: (ids[a + 2 : a + k + 1] + [None] * k)[: k - 1],
+            lambda ids, a, k: ids[a + 1 : a + k + 9],
+        ),
+    ),
+    training.check_sees_context: (
+        lambda a, n: [i < a for i in range(n)],
+        (
+            lambda a, n: [i <= a for i in range(n)],
+            lambda a, n: [True] * n,
+            lambda a, n: [i < a - 1 for i in range(n)],
+        ),
+    ),
+    training.check_slot_weights: (
+        lambda k, g: [math.exp(-i / g) for i in range(k - 1)],
+        (
+            lambda k, g: [math.exp(-i / g) for i in range(1, k)],
+            lambda k, g: [math.exp(-i * g) for i in range(k - 1)],
+            lambda k, g: [1.0] * (k - 1),
+        ),
+    ),
 }
 
 
@@ -293,6 +333,6 @@ def test_a_check_accepts_the_right_answer_and_refuses_wrong_ones(check, capsys):
 
 
 def test_every_check_is_tried():
-    for module in (noise, blocks, verify, acceptance, speedup):
+    for module in (noise, blocks, verify, acceptance, speedup, training):
         names = {n for n in vars(module) if n.startswith("check_")}
         assert names == {c.__name__ for c in ANSWERS if c.__module__ == module.__name__}

@@ -22,6 +22,7 @@ from dflash_lab.viz.diffusion import film_strip, frame_text, lines_figure, playe
 from dflash_lab.viz.masks import block_diffusion_picture, drafter_picture, mask_view  # noqa: E402
 from dflash_lab.viz.speedup import speedup_figure  # noqa: E402
 from dflash_lab.viz.stepper import cycle_view, cycles_view, text_view  # noqa: E402
+from dflash_lab.viz.training import accuracy_figure, tau_figure  # noqa: E402
 from dflash_lab.viz.view import figure_view, table_view  # noqa: E402
 from dflash_lab.widgets.acceptance_explorer import acceptance_explorer  # noqa: E402
 from dflash_lab.widgets.decode_stepper import decode_stepper  # noqa: E402
@@ -288,3 +289,19 @@ def test_the_speedup_figure_says_from_where_on_it_pays():
     figure, alt = speedup_figure(costs, tau=2.5)
     assert "K = 2 from tau 1.20, K = 8 from tau 2.00" in alt
     assert len(figure.axes[0].lines) == 4  # two sizes, break-even, the marked tau
+
+
+def test_training_figures_read_a_runs_metrics():
+    lines = [
+        {"step": n, "accuracy": [n / 100, 0.1, 0.2], "predicted_tau": 1 + n / 50}
+        for n in (10, 20, 30)
+    ]
+    figure, alt = accuracy_figure(lines)
+    assert "slot 1 from 0.1 at 10 to 0.3 at 30" in alt and "slot 3" in alt
+    assert len(figure.axes[0].lines) == 3
+    assert "measured" not in tau_figure(lines)[1]
+    lines[1]["measured_tau"] = 1.3
+    assert "measured on held-out prompts 1.3 at 20" in tau_figure(lines)[1]
+    for make in (accuracy_figure, tau_figure):
+        with pytest.raises(DFlashLabError, match="no metrics yet"):
+            make([])

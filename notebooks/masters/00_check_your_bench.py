@@ -21,7 +21,7 @@ status = run_doctor()
 # %% [markdown] tags: slide
 # ## One finished decode
 #
-# The target writes text. The drafter guesses blocks of it ahead. The target checks each
+# The *target* is the model whose text is wanted. The *drafter* is a small model that guesses blocks of it ahead. The target checks each
 # block in one pass and keeps what it would have written itself.
 
 # %%
@@ -63,7 +63,8 @@ table_view(
 )
 
 # %% [markdown]
-# **What to notice.** The same tokens, fewer passes. The one pass that is not a cycle reads
+# **What to notice.** The same tokens, fewer passes. The first token comes from the pass over
+# the prompt, so tau is 59 tokens over 12 cycles. The one pass that is not a cycle reads
 # the prompt. Whether fewer passes also mean less *time* is the question of lesson 07.
 
 # %% [markdown] tags: slide

@@ -4,7 +4,7 @@
 # *Time on two cores: {{time}}. Needs: lesson 00 or nothing.*
 #
 # **Aims.** You can put noise on a text and say how much. You can compute the loss that a
-# denoiser is trained on, and know why it bounds the likelihood. You have trained one and
+# denoiser is trained on, and have seen that it bounds the likelihood. You have trained one and
 # watched it write.
 #
 # Diffusion models for images add Gaussian noise. Words cannot be made a little louder. So
@@ -46,7 +46,7 @@ def mask_words(ids, alpha, draws, mask):
 check.check_mask_words(mask_words)
 
 # %% [markdown]
-# The same draws at five times: a mask that has come stays.
+# The same draws at five times, the noisiest on top. Read upwards, a mask that has come stays.
 
 # %%
 from dflash_lab.viz.diffusion import film_strip
@@ -58,7 +58,7 @@ film_strip([torch.tensor([state]) for state in states], MASK, tokenizer.decode)
 
 # %% [markdown]
 # **What to notice.** Read upwards, this is noise; read downwards, it is what a sampler
-# does. Nothing is ever *wrong* in between: a token is right or open. That is what makes
+# does. In a noisy text nothing is *wrong*: a token is right or open. That is what makes
 # masks easier than replacing words by other words (uniform noise).
 
 # %% [markdown] tags: slide
@@ -108,7 +108,7 @@ figure_view(made)
 # %% [markdown]
 # **What to notice.**
 # * Both have a pole at t = 0: with one mask left, all depends on it.
-# * Cosine is steeper there, because few tokens are masked by then.
+# * Cosine is twice as high there, because few tokens are masked by then.
 
 # %% [markdown]
 # **In words.** A text of 10 tokens is masked at a time with 1 − α(t) = 0.1. How many masks
@@ -139,8 +139,10 @@ def text_loss(nats, masked, weight):
 check.check_text_loss(text_loss)
 
 # %% [markdown]
-# Its mean over times and masks is an upper bound on the negative log-likelihood per token
-# (minus the ELBO). On a toy of three letters and three places we need not believe it: all
+# Its mean over times and masks is an upper bound on the negative log-likelihood per token. The
+# same with the sign turned, for the whole text, is the *evidence lower bound* (ELBO): a lower
+# bound on log p. The steps of the sampler that a denoiser makes are the *chain*; its *law* is the
+# chance with which it writes each text. On a toy of three letters and three places we need not believe it: all
 # texts can be listed. `ideal_denoiser` is the best denoiser there is for a known law.
 
 # %%
@@ -193,7 +195,8 @@ table_view(["steps", "ELBO", "log p of the chain", "log p of the truth"], rows, 
 # * No chain beats the truth, and few steps hurt even the ideal denoiser: it writes several tokens at once, each right
 #   given the context, but not given each other. This is the price of parallel writing, and
 #   the whole course is about paying less of it.
-# * In continuous time one token is written at a time, and the bound is exact.
+# * In continuous time one token is written at a time. The ELBO, computed on its own, equals the
+#   true log-likelihood: nothing is lost.
 
 # %% [markdown] tags: slide
 # ## 4. Train one
@@ -240,7 +243,8 @@ figure_view(made)
 # **What to notice.**
 # * The twin learns sooner: it is asked one kind of question.
 # * The denoiser is asked every question: any place from any context.
-# * Its loss jumps about: times and masks are drawn anew each step.
+# * Each step draws new times and masks, so the raw loss is noisy; the curves are means over 25
+#   steps.
 
 # %% [markdown] tags: slide
 # ## 5. Write: the reverse process
@@ -344,7 +348,9 @@ figure_view(made)
 # **What to notice.**
 # * More passes, better texts, in any order.
 # * The surest first is better than random places at every number.
-# * The twin is far better at the same number of passes.
+# * The twin is far better at the same number of passes. No number up to 48 is enough for the
+#   denoiser, though it had nearly four times as many training steps.
+# * Low nats do not mean varied texts: writing the surest first also favours common words.
 
 # %% [markdown] tags: slide
 # ## What this has to do with DFlash

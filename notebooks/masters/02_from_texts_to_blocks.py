@@ -5,7 +5,7 @@
 #
 # **Aims.** You can write the attention mask that trains a block-diffusion model on all
 # blocks of a text at once. You know what block size trades against what, and you have
-# measured it: quality, passes over the model, and what a cache saves.
+# measured it: likelihood, quality of texts, passes over the model.
 #
 # Lesson 01 ended with two extremes. Left to right: one pass per token, good texts. All at
 # once: few passes, poor texts. **Blocks** lie in between: left to right from block to
@@ -44,9 +44,12 @@ def block_of(place, block_size):
 check.check_block_of(block_of)
 
 # %% [markdown]
-# **Exercise 2 (1 line each).** Three rules, for a row and a column that are places of the
-# text. Clean rows stand for finished text, whose keys and values will lie in a cache. (The
-# fourth rule is easy: a clean row never sees a noisy one.)
+# A *row* is the token that looks, a *column* the token that is looked at; both are given as
+# places of the text.
+#
+# **Exercise 2 (1 line each).** Two rules. Clean rows stand for finished text, whose keys and
+# values will lie in a cache. A clean block was finished as one piece, so its rows see all of it.
+# (A clean row never sees a noisy one.)
 
 
 # %%
@@ -111,8 +114,8 @@ mask_view(block_diffusion_picture(6, 2), "Hover a cell: it says why (K = 2).")
 
 # %% [markdown]
 # **What to notice.**
-# * At K = 1 the clean quarter is the causal triangle, and each noisy row sees exactly what
-#   came before it: an autoregressive model.
+# * At K = 1 the clean quarter is the causal triangle, and each noisy row sees what came
+#   before it and its own mask: an autoregressive model.
 # * At K = 8 the noisy rows see each other and nothing else: masked diffusion, lesson 01.
 # * The noisy columns are closed to all clean rows. A cache of clean rows never changes.
 
@@ -158,14 +161,15 @@ figure_view(made)
 # %% [markdown]
 # **What to notice.**
 # * The bound rises with the block: more places are asked from less context.
-# * Much of the rise comes late. Blocks of 4 are nearly as good as one token at a time.
+# * Much of the rise comes late. Blocks of 4 cost about 0.2 nats here. That looks small;
+#   section 3 shows that the texts written with them are much worse.
 # * This is after so few steps; large blocks also *learn* more slowly (lesson 01).
 
 # %% [markdown] tags: slide
 # ## 3. Counting passes
 #
-# A pass over a small model costs nearly the same for 1 row and for 8: it is the *number of
-# passes* that counts. A block takes its denoising steps, then one pass over its clean rows
+# A pass over 8 rows costs much less than 8 passes over one (lesson 07 measures it), so we count
+# *passes*. A block takes its denoising steps, then one pass over its clean rows
 # that fills the cache; the last block of a text needs no such pass.
 #
 # **Exercise 4 (2 to 3 lines).** Passes for a text of `tokens` tokens. A block never takes
@@ -288,8 +292,7 @@ table_view(["denoising steps", "leading tokens right, of 8"], rows)
 
 # %% [markdown]
 # **What to notice.**
-# * Eight steps buy a quarter of a token. The first tokens are right or wrong in the first step
-#   already: they stand next to the given text.
+# * Eight steps buy a quarter of a token.
 # * A second step costs as much as the first. For drafting, one step is the natural choice.
 # * What limits the drafter is what it *knows*. It has to guess what the target will say,
 #   and lesson 04 lets it ask.

@@ -4,8 +4,8 @@
 # *Time on two cores: {{time}}. Needs: nothing but an idea of a language model.*
 #
 # **Aims.** You can write the rule that turns drafts into text without changing the text,
-# and the loop around it. You have proved on examples that the output is the target's own,
-# greedy and sampled. You have built a first drafter that needs no model.
+# and the loop around it. You have checked that greedy text is the target's own, and that a
+# sampled token follows the target's law. You have built a first drafter that needs no model.
 #
 # A language model writes one token per pass. But one pass can *check* many tokens: fed
 # with a text, it says for every place what it would have written next. So: guess a few
@@ -77,7 +77,8 @@ check.check_emitted(emitted)
 #
 # Texts repeat themselves. **Exercise 3 (4 to 6 lines).** Look where the last `n` tokens
 # stood before (the last such place), and return at most `count` of the tokens that
-# followed. Nothing found: an empty list.
+# followed. The end of the text itself is no find.
+# Nothing found: an empty list.
 
 
 # %%
@@ -114,8 +115,8 @@ def speculate(prompt, new_tokens, draft):
 
 
 # %% [markdown]
-# **Before you run the next cell:** the task is to work on a list of words. Will the lookup
-# save more passes here, or when telling a story?
+# **Before you run the next cell:** will the lookup save more passes where a list of words is
+# reworked (`tiny-rewrite`), or where a story is told (`tiny-chat`)?
 
 # %%
 from dflash_lab.viz.view import table_view
@@ -132,8 +133,9 @@ table_view(["prompts", "passes, plain", "passes, lookup", "ratio"], rows)
 
 # %% [markdown]
 # **What to notice.**
-# * The texts are equal, always; the `assert` says so. Only the number of passes differs.
-# * Copying tasks gain, free ones hardly. A drafter is as good as what it knows.
+# * Equal on these prompts, says the `assert`; equal always, says the argument above. Only the
+#   number of passes differs.
+# * Working on a list gains most: it repeats the prompt. A drafter is as good as what it knows.
 # * This loop runs every pass over the whole text. The library's loop keeps keys and values
 #   and feeds only the block. Its rule is yours.
 
@@ -160,14 +162,16 @@ cycles_view(result.trace, tokenizer.decode)
 # **What to notice.**
 # * A cycle adds its accepted drafts and **one token of the target's own**: a correction
 #   where a draft was wrong, a bonus where none was.
-# * So a cycle never adds less than one token, and at most K. The mean is tau, the
-#   acceptance length.
+# * So a cycle never adds less than one token, and at most K, the rows of a block (8 here: the last
+#   known token, called the anchor, and 7 slots for drafts). The mean is tau, the acceptance length.
+# * The first cycle warms up; ignore its times.
 # * Greyed drafts stand behind a wrong one. Nobody knows whether they were good.
 
 # %% [markdown] tags: slide
 # ## 5. With dice
 #
-# At a temperature the target has a law p, not a choice. Two rules keep the law.
+# At a temperature the target has a probability for each token, its *law* p, not a choice. Two
+# rules keep the law. Below, p and q are lists over a vocabulary of four.
 #
 # * **Match**: the target *draws* a pick at each place, and a draft counts if it equals the
 #   pick. The argument of exercise 2 holds unchanged. This is what DFlash does.
@@ -233,8 +237,9 @@ table_view(["token", "p, the target", "q, the drafter", "drawn"], rows, caption)
 # **What to notice.**
 # * Bad drafts (token 3) are drafted far too often, and still the output has the law p.
 # * Speculative sampling keeps as many drafts as any lossless rule can. `match` keeps fewer
-#   when the drafts are drawn too; it is at its best with the drafter's *most likely* token,
-#   where it keeps p of that token.
+#   when the drafts are drawn too; With one
+#   fixed draft it keeps p of that token: much if the drafter's favourite is also the target's,
+#   little if not (token 3: 0.05).
 # * `match` needs no q. So it serves drafters that cannot say how sure they are.
 #
 # **Go on:** lesson 04 builds the drafter that you have just watched. Code:

@@ -174,6 +174,7 @@ table_view(["", "tokens per cycle"], rows)
 
 # %% [markdown]
 # **What to notice.**
+# * tau is higher than in the explorer, because only full blocks count here.
 # * With conditional rates the formula is no estimate: it *is* tau.
 # * With marginal rates it is off. The difference says how dependent the slots are.
 
@@ -181,7 +182,7 @@ table_view(["", "tokens per cycle"], rows)
 # ## 4. Means of what?
 #
 # Pooled over cycles, a long or difficult answer has many cycles and weighs much. As a mean
-# over prompts, every prompt weighs the same. The authors' benchmark prints the second.
+# over prompts, every prompt weighs the same. The benchmark of DFlash's authors prints the second.
 
 # %%
 from dflash_lab.analysis.acceptance import acceptance_summary
@@ -196,8 +197,7 @@ table_view(columns, rows)
 
 # %% [markdown]
 # **What to notice.** Prompts with a high acceptance need few cycles, so pooling counts them
-# less: the pooled tau is usually the lower one (here in three sets of four; in the fourth the
-# long answers are the easy ones).
+# less: the pooled tau is usually the lower one (here in three sets of four).
 #
 # ## 5. How sure is it?
 #
@@ -214,12 +214,12 @@ def interval(count):
     return str(ratio_interval(tokens, [len(trace.cycles) for trace in part]))
 
 
-sizes = (1, 3, 10, 20)
+sizes = (1, 5, 20)
 table_view(["prompts per set", "tau [95 %]"], [[n, interval(n)] for n in sizes])
 
 # %% [markdown]
-# **What to notice.** With a few prompts the interval is as wide as the difference between
-# most drafters that people compare. Four times as many prompts halve it.
+# **What to notice.** Four times as many prompts halve the interval. The first row stands on four
+# prompts in all, which are too few even for their own interval to be trusted.
 
 # %% [markdown] tags: slide
 # ## 6. Where is the drafter wrong?
@@ -248,14 +248,14 @@ made = lines_figure(
     {"drafts behind accepted ones": points},
     x="the target's margin between its two best tokens (logits)",
     y="accepted",
-    headline="Where the target hesitates, drafts fail",
+    headline="The smaller the target's margin, the more drafts fail",
 )
 figure_view(made)
 
 # %% [markdown]
-# **What to notice.** Where the target itself is sure, the drafter is nearly always right.
-# So acceptance is a property of the *text* as much as of the drafter, and figures for
-# different prompt sets cannot be compared.
+# **What to notice.** Where the target is surest, 95 of 100 drafts are right, in the lowest fifth
+# 70. So acceptance also depends on the *text*, and figures for different prompt sets cannot be
+# compared.
 #
 # **Go on:** lesson 07 asks when all this saves time. Definitions with an example by hand:
 # `docs/metrics.md`. Code: `dflash_lab/analysis/`.

@@ -1,0 +1,66 @@
+"""A training run as a picture: accuracy per slot, and tau predicted and measured.
+
+Leaves out: reading live processes; a run's `metrics.jsonl` is all that is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.viz.diffusion import lines_figure
+
+
+def _points(lines: Sequence[Mapping], key: str) -> list[tuple[float, float]]:
+    return [(line["step"], line[key]) for line in lines if line.get(key) is not None]
+
+
+def accuracy_figure(lines: Sequence[Mapping], slots: Sequence[int] | None = None):
+    """Accuracy of some slots against steps.
+
+    Args:
+        lines: of a run's metrics, see `training.metrics.read_metrics`.
+        slots: at most five, counted from 1; first, last and some between if None.
+
+    Returns:
+        The figure and its alt text.
+
+    Raises:
+        DFlashLabError: no lines yet.
+    """
+    if not lines:
+        raise DFlashLabError("the run has no metrics yet; wait for its first line")
+    last = len(lines[0]["accuracy"])
+    slots = slots or sorted({1, 2, (last + 1) // 2, last})
+    series = {
+        f"slot {slot}": [(line["step"], line["accuracy"][slot - 1]) for line in lines]
+        for slot in slots
+    }
+    made = lines_figure(
+        series,
+        x="training step",
+        y="accuracy on training blocks",
+        headline="Near slots are learnt first",
+    )
+    made[0].axes[0].set_ylim(0, 1)
+    return made
+
+
+def tau_figure(lines: Sequence[Mapping]):
+    """Tau predicted from the accuracies, and measured by decoding, against steps.
+
+    Args:
+        lines: as for `accuracy_figure`.
+
+    Returns:
+        The figure and its alt text.
+    """
+    if not lines:
+        raise DFlashLabError("the run has no metrics yet; wait for its first line")
+    series = {"predicted from training accuracy": _points(lines, "predicted_tau")}
+    measured = _points(lines, "measured_tau")
+    if measured:
+        series["measured on held-out prompts"] = measured
+    return lines_figure(
+        series, x="training step", y="tau", headline="Does it decode as it trains?"
+    )
