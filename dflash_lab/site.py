@@ -102,4 +102,5 @@ code{font-size:.9em;overflow-wrap:anywhere}
 .highlight .k,.highlight .kn,.highlight .ow{font-weight:600}
 .highlight .c1,.highlight .sd{color:var(--dfl-muted);font-style:italic}
 blockquote{border-left:3px solid var(--dfl-rule);margin-left:0;padding-left:1rem}
+.dfl-view table{width:auto}
 details{max-width:75ch} td,th{padding:.3rem 1rem .3rem 0}"""
