@@ -52,6 +52,12 @@ class Proposal:
     log_probs: Tensor | None = None
     confidence: Tensor | None = None
 
+    @classmethod
+    def none(cls, rows: int) -> Proposal:
+        """No draft for any of the rows."""
+        counts = torch.zeros(rows, dtype=torch.long)
+        return cls(counts[:, None][:, :0], counts)
+
 
 class DraftSession(Protocol):
     """What a proposer keeps for one generation."""
@@ -117,8 +123,7 @@ class _PlainSession:
         pass
 
     def propose(self, texts, num_drafts, sampling, seeds, details) -> Proposal:
-        none = torch.zeros(len(texts), dtype=torch.long)
-        return Proposal(none[:, None][:, :0], none)
+        return Proposal.none(len(texts))
 
     def keep_rows(self, rows: Tensor) -> None:
         pass
@@ -160,12 +165,14 @@ class DFlash:
         self.target_layer_ids = drafter.config.target_layer_ids
         self.passes = as_fast_drafter(drafter) if fused else drafter
 
-    def start(self, target: Target, batch_size: int, capacity: int) -> _DFlashSession:
+    def start(self, target: Target, batch_size: int, capacity: int) -> DFlashSession:
         check_pair(self.drafter, target)
-        return _DFlashSession(self, target, batch_size, capacity)
+        return DFlashSession(self, target, batch_size, capacity)
 
 
-class _DFlashSession:
+class DFlashSession:
+    """A generation's drafter cache, and the pass over its blocks."""
+
     def __init__(
         self, proposer: DFlash, target: Target, batch_size: int, capacity: int
     ):
@@ -181,7 +188,7 @@ class _DFlashSession:
 
     def propose(self, texts, num_drafts, sampling, seeds, details) -> Proposal:
         if num_drafts == 0:  # the last token of the budget needs no draft
-            return _PlainSession().propose(texts, 0, sampling, seeds, details)
+            return Proposal.none(len(texts))
         config = self.drafter.config
         anchors = torch.tensor([[text[-1]] for text in texts])
         start = torch.tensor([len(text) - 1 for text in texts])

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from dflash_lab.diffusion.samplers import tokens_per_step
 from dflash_lab.drafter import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.proposers import DFlash, Proposal, _DFlashSession, _PlainSession
+from dflash_lab.proposers import DFlash, DFlashSession, Proposal
 from dflash_lab.sampling import check_finite
 from dflash_lab.target import Target
 
@@ -56,14 +56,14 @@ class StepwiseDFlash(DFlash):
         return _StepwiseSession(self, target, batch_size, capacity)
 
 
-class _StepwiseSession(_DFlashSession):
+class _StepwiseSession(DFlashSession):
     def __init__(self, proposer: StepwiseDFlash, target, batch_size, capacity):
         super().__init__(proposer, target, batch_size, capacity)
         self.steps, self.order = proposer.steps, proposer.order
 
     def propose(self, texts, num_drafts, sampling, seeds, details) -> Proposal:
         if num_drafts == 0:
-            return _PlainSession().propose(texts, 0, sampling, seeds, details)
+            return Proposal.none(len(texts))
         mask = self.drafter.config.mask_token_id
         anchors = torch.tensor([[text[-1]] for text in texts])
         start = torch.tensor([len(text) - 1 for text in texts])
