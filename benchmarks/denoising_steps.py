@@ -90,7 +90,7 @@ def main() -> None:
     lines = []
     for (name, steps, order), results in found.items():
         cycles = [c for r in results for c in r.trace.cycles]
-        added = [sum(r.trace.acceptance_lengths) for r in results]
+        added = [sum(r.trace.acceptance_lengths[0]) for r in results]
         tau = ratio_interval(added, [len(r.trace.cycles) for r in results])
         gain = paired_ratio_interval(
             [len(r.output_ids[0]) for r in results],
