@@ -177,7 +177,8 @@ def spoken_time(seconds: float | None) -> str:
         return "not measured yet"
     if seconds < 60:
         return f"{int(-(-seconds // 10)) * 10} seconds"
-    return f"{-(-seconds // 30) / 2:g} minutes"
+    minutes = -(-seconds // 30) / 2
+    return "1 minute" if minutes == 1 else f"{minutes:g} minutes"
 
 
 def to_notebook(cells: list[Cell], seconds: float | None = None):

@@ -104,7 +104,7 @@ def test_lesson_and_exercises_differ_in_what_they_give_away(master):
         (None, "not measured yet"),
         (0.4, "10 seconds"),
         (41, "50 seconds"),
-        (60, "1 minutes"),
+        (60, "1 minute"),
         (61, "1.5 minutes"),
         (151, "3 minutes"),
     ],
