@@ -252,6 +252,8 @@ def problems(text: str) -> list[str]:
         found.append(f"{len(text.encode('utf-8'))} bytes; the limit is {MAX_BYTES}")
     for what, pattern in (
         ("widget metadata", r'"widgets"\s*:'),
+        # Figures are text (SVG), so that a difference can be read and searched.
+        ("binary data", r";base64,|\"image/png\""),
         ("an error output", r'"output_type"\s*:\s*"error"'),
         ("an absolute path", r"(?<![\w.:/])/(?:home|root|work|tmp|Users)/[\w.]"),
     ):

@@ -173,8 +173,9 @@ def test_what_must_not_be_committed_is_found():
     assert problems('{"metadata": {}}') == []
     assert "limit" in problems("x" * (MAX_BYTES + 1))[0]
     assert "widget" in problems('{"widgets": {}}')[0]
+    assert "binary" in problems('src="data:image/png;base64,AAAA"')[0]
     assert "error" in problems('{"output_type": "error"}')[0]
-    assert "path" in problems("ready in /root/.cache/x")[0]
+    assert "path" in problems("ready in /home/me/.cache/x")[0]
     assert problems("https://example.org/home/page") == []
 
 

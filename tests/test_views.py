@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html.parser
 import re
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -55,7 +57,8 @@ def parsed(view):
     parser = Balance()
     parser.feed(view.html)
     assert parser.open == []
-    assert not re.search(r"https?://", view.html)  # nothing is fetched
+    # Nothing is fetched; a drawing names its own kind, which is no address to fetch.
+    assert not re.search(r"""(?:src|href)=["']https?:|url\(["']?http""", view.html)
     return parser.seen
 
 
@@ -112,6 +115,10 @@ def test_a_figure_prints_its_alt_text_and_what_to_notice():
     seen = parsed(view)
     image = next(attrs for tag, attrs in seen if tag == "img")
     assert image["alt"] == made[1] and "one & two from 2 at 1 to 3 at 4" in made[1]
+    drawing = image["src"].partition(",")[2]
+    svg = ElementTree.fromstring(unquote(drawing))
+    assert svg.tag.endswith("svg") and len(list(svg.iter())) > 20
+    assert figure_view(made, ["It rises."]).html == view.html  # no dates, no chance
     assert view.text == f"{made[1]}\n* It rises."
     assert view._repr_mimebundle_() == {"text/html": view.html, "text/plain": view.text}
     single = lines_figure({"dot": [(4, 3.0)]}, x="x", y="y", headline="")
