@@ -37,12 +37,18 @@ MEMBERS = {
         "3 layers, features at the input only",
         ["drafter.num_hidden_layers=3", "drafter.conditioning=input"],
     ),
+    "features-1": ("1 target layer as context", ["drafter.num_features=1"]),
+    "features-5": ("5 target layers as context", ["drafter.num_features=5"]),
+    "loss-uniform": ("all slots weigh the same", ["objective.gamma=1e9"]),
     "loss-kl": ("the target's whole law", ["objective.loss=kl"]),
     "loss-dpace": ("D-PACE weights", ["objective.loss=dpace"]),
 } | {
     f"fault-{name.replace('_', '-')}": (fault.what, [f"faults=[{name}]"])
     for name, fault in FAULTS.items()
 }
+
+# Members whose features (or texts, or what is kept of them) differ from the others'.
+OWN_FEATURES = ("layer-ids", "off-policy", "loss-kl", "features-1", "features-5")
 
 
 def main() -> None:
@@ -67,7 +73,7 @@ def main() -> None:
         ]
         if name != "base":  # the first member writes the corpus
             overrides.append(f"data.corpus=[{corpus}]")
-        if "layer-ids" not in name and name != "loss-kl" and "off-policy" not in name:
+        if not any(word in name for word in OWN_FEATURES):
             overrides.append(f"data.feature_folder={arguments.work / 'features'}")
         config = load_config(ROOT / "configs" / "tiny.yaml", overrides + changes)
         result = train(config, resume=True)
