@@ -80,6 +80,10 @@ def main() -> None:
         folder = SHIPPED / name
         shutil.copytree(result.folder, folder, dirs_exist_ok=True)
         shutil.copy(Path(config.out) / "metrics.jsonl", folder / "metrics.jsonl")
+        card = folder / "README.md"
+        text = card.read_text(encoding="utf-8")
+        place = str(folder.relative_to(ROOT))
+        card.write_text(text.replace(str(result.folder), place), encoding="utf-8")
         line = {
             "name": name,
             "what": what,
