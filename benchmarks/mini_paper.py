@@ -20,8 +20,7 @@ from pathlib import Path
 
 import torch
 
-from dflash_lab.analysis.intervals import paired_ratio_interval
-from dflash_lab.analysis.race import race, standings
+from dflash_lab.analysis.race import race, standings, tau_differences
 from dflash_lab.baselines.eagle import EagleHead
 from dflash_lab.baselines.eagle_proposer import Eagle
 from dflash_lab.baselines.medusa import MedusaHeads
@@ -167,17 +166,15 @@ def measure(name: str, limit: int) -> list[dict]:
             sampling=Sampling(temperature, seed=0),
             loop="host",  # the heads have no other
         )
+        differences = tau_differences(results, first)
         for row in standings(results, PLAIN):
-            difference = paired_ratio_interval(
-                *_taus(results[row.name]), *_taus(results[first]), difference=True
-            )
             lines.append(
                 {
                     "table": name,
                     "temperature": temperature,
                     "row": row.name,
                     "tau": str(row.tau),
-                    "tau_minus_first": None if row.name == first else str(difference),
+                    "tau_minus_first": str(differences.get(row.name, "")),
                     "speedup": str(row.speedup),
                     "draft_ms": row.draft_ms,
                     "cycle_ms": row.cycle_ms,
@@ -187,11 +184,6 @@ def measure(name: str, limit: int) -> list[dict]:
                 }
             )
     return lines
-
-
-def _taus(results) -> tuple[list[int], list[int]]:
-    lengths = [[c.acceptance_length for c in r.trace.cycles] for r in results]
-    return [sum(x) for x in lengths], [len(x) for x in lengths]
 
 
 def show(lines: list[dict]) -> str:
@@ -210,7 +202,7 @@ def show(lines: list[dict]) -> str:
         for row in rows:
             if row["row"] != PLAIN:
                 text.append(
-                    f"| {row['row']} | {row['tau']} | {row['tau_minus_first'] or ''} | "
+                    f"| {row['row']} | {row['tau']} | {row['tau_minus_first']} | "
                     f"{row['draft_ms']:.2f} | {row['speedup']} |"
                 )
         text.append("")

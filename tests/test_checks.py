@@ -6,7 +6,18 @@ import math
 
 import pytest
 
-from dflash_lab.checks import acceptance, blocks, noise, speedup, training, verify
+from dflash_lab.analysis.clinic import PATIENTS
+from dflash_lab.checks import (
+    ablations,
+    acceptance,
+    blocks,
+    clinic,
+    conditioning,
+    noise,
+    speedup,
+    training,
+    verify,
+)
 from dflash_lab.checks.core import CheckFailed
 
 HALF = math.pi / 2
@@ -39,6 +50,26 @@ def look(text, n, limit, ends):
         if text[end - n : end] == text[-n:]:
             return text[end : end + limit]
     return []
+
+
+def dot(a, b):
+    return sum(x * y for x, y in z(a, b))
+
+
+def rms(row):
+    return math.sqrt(dot(row, row) / len(row))
+
+
+def soft(scores):
+    return normed([math.exp(score) for score in scores])
+
+
+def fault(letter):
+    return PATIENTS[letter].removeprefix("fault-").replace("-", "_")
+
+
+def gap(a, b):
+    return max(abs(x - y) for x, y in z(a, b))
 
 
 def normed(shares):
@@ -312,6 +343,148 @@ ANSWERS = {
             lambda k, g: [1.0] * (k - 1),
         ),
     ),
+    conditioning.check_layer_ids: (
+        lambda layers, n: [round(1 + i * (layers - 4) / (n - 1)) for i in range(n)],
+        (
+            lambda layers, n: [round(i * (layers - 1) / (n - 1)) for i in range(n)],
+            lambda layers, n: [1 + i * (layers - 4) // n for i in range(n)],
+            lambda layers, n: [round(2 + i * (layers - 4) / (n - 1)) for i in range(n)],
+        ),
+    ),
+    conditioning.check_features: (
+        lambda hs, ids, p: [x for i in ids for x in hs[i + 1][p]],
+        (
+            lambda hs, ids, p: [x for i in ids for x in hs[i][p]],
+            lambda hs, ids, p: (
+                [x for d in (0, 1) for x in [hs[i + 1][p][d] for i in ids]] + [0.0]
+            ),
+            lambda hs, ids, p: [hs[i + 1][p] for i in ids],
+        ),
+    ),
+    conditioning.check_context_row: (
+        lambda f, fc: [dot(w, f) / rms([dot(v, f) for v in fc]) for w in fc],
+        (
+            lambda f, fc: [dot(w, f) for w in fc],
+            lambda f, fc: [dot(w, f) / rms(f) for w in fc],
+            lambda f, fc: f,
+        ),
+    ),
+    conditioning.check_attention_weights: (
+        lambda q, c, b: soft([dot(q, k) / math.sqrt(len(q)) for k in [*c, *b]]),
+        (
+            lambda q, c, b: soft([dot(q, k) for k in [*c, *b]]),
+            lambda q, c, b: soft([dot(q, k) / math.sqrt(len(q)) for k in [*b, *c]]),
+            lambda q, c, b: (
+                soft([dot(q, k) / math.sqrt(len(q)) for k in c])
+                + soft([dot(q, k) / math.sqrt(len(q)) for k in b])
+            ),
+        ),
+    ),
+    conditioning.check_new_context: (
+        lambda a, n: list(range(a, a + n + 1)),
+        (
+            lambda a, n: list(range(a + 1, a + n + 1)),
+            lambda a, n: list(range(a, a + n + 2)),
+            lambda a, n: list(range(a + 1, a + n + 2)),
+        ),
+    ),
+    conditioning.check_extra_rows: (
+        lambda k, tau, steps: k * steps / tau,
+        (
+            lambda k, tau, steps: k / tau,
+            lambda k, tau, steps: k * steps * tau,
+            lambda k, tau, steps: steps / tau,
+        ),
+    ),
+    clinic.check_shifted: (
+        lambda ds, t, a, s: sum(
+            d in t[a + k + s : a + k + s + 1] for k, d in enumerate(ds, 1)
+        ),
+        (
+            lambda ds, t, a, s: sum(
+                d in t[a + k : a + k + 1] for k, d in enumerate(ds, 1)
+            ),
+            lambda ds, t, a, s: sum(
+                d in t[a + k + s : a + k + s + 1] for k, d in enumerate(ds)
+            ),
+            lambda ds, t, a, s: sum(d in t for d in ds),
+        ),
+    ),
+    clinic.check_first_leak: (
+        lambda sees, a: next((i for i in range(a, len(sees)) if sees[i]), None),
+        (
+            lambda sees, a: next((i for i in range(len(sees)) if sees[i]), None),
+            lambda sees, a: next((i for i in range(a + 1, len(sees)) if sees[i]), None),
+            lambda sees, a: next((i for i in range(a, len(sees)) if not sees[i]), None),
+        ),
+    ),
+    clinic.check_first_difference: (
+        lambda t, d, tol: next(
+            (i for i, (x, y) in enumerate(z(t, d)) if gap(x, y) > tol), None
+        ),
+        (
+            lambda t, d, tol: next(
+                (i for i, (x, y) in enumerate(z(t, d)) if x != y), None
+            ),
+            lambda t, d, tol: max(range(len(t)), key=lambda i: gap(t[i], d[i])),
+            lambda t, d, tol: next(
+                (i for i, (x, y) in enumerate(z(t, d)) if x[0] - y[0] > tol), None
+            ),
+        ),
+    ),
+    clinic.check_suspect: (
+        lambda s, u, m: max(u, key=u.get) if max(u.values()) > s + m else None,
+        (
+            lambda s, u, m: max(u, key=u.get),
+            lambda s, u, m: min(u, key=u.get) if max(u.values()) > s + m else None,
+            lambda s, u, m: next((r for r, x in u.items() if x > s), None),
+        ),
+    ),
+    clinic.check_diagnose: (
+        fault,
+        (
+            lambda letter: fault("A"),
+            lambda letter: fault(chr(ord("A") + ord("H") - ord(letter))),
+            lambda letter: PATIENTS[letter],
+        ),
+    ),
+    ablations.check_changes: (
+        lambda a, b: [name for name in a if a[name] != b[name]],
+        (
+            lambda a, b: [name for name in a if a[name] == b[name]],
+            lambda a, b: [a[name] for name in a if a[name] != b[name]],
+            lambda a, b: [n for n in a if a[n] and b[n] and a[n] != b[n]],
+        ),
+    ),
+    ablations.check_tau_difference: (
+        lambda a, c, ba, bc: sum(a) / sum(c) - sum(ba) / sum(bc),
+        (
+            lambda a, c, ba, bc: sum(ba) / sum(bc) - sum(a) / sum(c),
+            lambda a, c, ba, bc: (
+                sum(x / y for x, y in z(a, c)) / len(a)
+                - sum(x / y for x, y in z(ba, bc)) / len(ba)
+            ),
+            lambda a, c, ba, bc: sum(a) / sum(c) / (sum(ba) / sum(bc)),
+        ),
+    ),
+    ablations.check_resampled: (
+        lambda a, c, picks: sum(a[i] for i in picks) / sum(c[i] for i in picks),
+        (
+            lambda a, c, picks: sum(a) / sum(c),
+            lambda a, c, picks: sum(a[i] / c[i] for i in picks) / len(picks),
+            lambda a, c, picks: (
+                sum(a[i] for i in set(picks)) / sum(c[i] for i in set(picks))
+            ),
+        ),
+    ),
+    ablations.check_verdict: (
+        lambda lo, hi, n: "better" if lo > n else "worse" if hi < -n else "not told",
+        (
+            lambda lo, hi, n: "better" if lo > 0 else "worse" if hi < 0 else "not told",
+            lambda lo, hi, n: "better" if lo + hi > 0 else "worse",
+            lambda lo, hi, n: "worse" if lo > n else "better",
+        ),
+    ),
 }
 
 
@@ -333,6 +506,16 @@ def test_a_check_accepts_the_right_answer_and_refuses_wrong_ones(check, capsys):
 
 
 def test_every_check_is_tried():
-    for module in (noise, blocks, verify, acceptance, speedup, training):
+    for module in (
+        noise,
+        blocks,
+        verify,
+        acceptance,
+        speedup,
+        training,
+        conditioning,
+        clinic,
+        ablations,
+    ):
         names = {n for n in vars(module) if n.startswith("check_")}
         assert names == {c.__name__ for c in ANSWERS if c.__module__ == module.__name__}

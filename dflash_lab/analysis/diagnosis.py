@@ -141,6 +141,30 @@ class Examination:
             right[row] = logits.argmax(-1) == labels[row]
         return _Drafts(right, batch.blocks.label_mask[..., 1:])
 
+    def score_under(self, fault: str) -> float:
+        """Tokens a cycle from a random place, if drafting had this fault's rule.
+
+        Args:
+            fault: one of `TRIED`.
+        """
+        ids, _ = collate(self.examples, range(len(self.examples)))
+        bend = FAULTS[fault].on_batch
+        return self.drafts(lambda b: bend(b, self.drafter.config, ids)).score()
+
+    def score_deaf(self) -> float:
+        """Tokens a cycle from a random place, with all features zeroed."""
+        return self.drafts(_deaf).score()
+
+    def score_moved(self, offset: int) -> float | None:
+        """The same with the features of layers so far away; None if there are none."""
+        ids = self.drafter.config.target_layer_ids
+        moved = tuple(layer + offset for layer in ids)
+        try:
+            check_layer_ids(moved, self.target.num_layers)
+        except DFlashLabError:
+            return None
+        return self.drafts(target_layer_ids=moved).score()
+
     def walk(self, drafts: _Drafts) -> list[int]:
         """Acceptance lengths of a loop that walks the texts with these drafts."""
         lengths = []
@@ -193,13 +217,7 @@ def examine(examination: Examination) -> list[Check]:
         _rope_check(examination),
     ]
     for name in TRIED:
-        fault = FAULTS[name]
-
-        def change(batch: TrainingBatch, fault=fault) -> TrainingBatch:
-            ids, _ = collate(examination.examples, range(len(examination.examples)))
-            return fault.on_batch(batch, drafter.config, ids)
-
-        other = examination.drafts(change).score()
+        other = examination.score_under(name)
         checks.append(_compare(f"not trained with {name}", score, other, name))
     checks.append(_layer_check(examination, score))
     return checks
@@ -226,14 +244,11 @@ def _walk_check(examination: Examination, clean: _Drafts) -> Check:
 
 
 def _feature_check(examination: Examination, score: float) -> Check:
-    def without(batch: TrainingBatch) -> TrainingBatch:
-        return replace(batch, target_hidden=torch.zeros_like(batch.target_hidden))
-
-    blind = examination.drafts(without).score()
+    deaf = examination.score_deaf()
     return Check(
         "features matter",
-        blind < score - 0.02,
-        f"{score:.2f} tokens a cycle, {blind:.2f} with features zeroed",
+        deaf < score - 0.02,
+        f"{score:.2f} tokens a cycle, {deaf:.2f} with features zeroed",
         "the drafter has not learned to read the target's features: too little "
         "training, or features of the wrong layers",
         "train longer, with features scaled; check target_layer_ids",
@@ -255,17 +270,15 @@ def _rope_check(examination: Examination) -> Check:
     )
 
 
+def _deaf(batch: TrainingBatch) -> TrainingBatch:
+    return replace(batch, target_hidden=torch.zeros_like(batch.target_hidden))
+
+
 def _layer_check(examination: Examination, score: float) -> Check:
-    ids = examination.drafter.config.target_layer_ids
     best, found = 0.0, 0
     for offset in (-1, 1):
-        moved = tuple(layer + offset for layer in ids)
-        try:
-            check_layer_ids(moved, examination.target.num_layers)
-        except DFlashLabError:
-            continue
-        other = examination.drafts(target_layer_ids=moved).score()
-        if other > best:
+        other = examination.score_moved(offset)
+        if other is not None and other > best:
             best, found = other, offset
     name = f"layer ids not off by one (tried {found:+d})"
     return _compare(name, score, best, "layer_ids_off_by_one")

@@ -235,12 +235,17 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     figure.set_facecolor("white")
     axes = figure.add_subplot()
+    style_axes(axes)
+    return figure, axes
+
+
+def style_axes(axes: Axes) -> None:
+    """Lines, ticks and labels as in all figures."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_MUTED)
     axes.tick_params(colors=_MUTED, labelcolor=_INK, labelsize=9)
     for axis in (axes.xaxis, axes.yaxis):
         axis.label.set(color=_INK, size=9.5)
-    return figure, axes
 
 
 def title(axes: Axes, text: str, note: str) -> None:
