@@ -75,3 +75,21 @@ def member_metrics(name: str) -> list[dict]:
         DFlashLabError: no such member.
     """
     return read_metrics(member_folder(name) / "metrics.jsonl")
+
+
+def flat_settings(name: str) -> dict:
+    """A member's training settings, `drafter.block_size` and the like.
+
+    Where files lay is left out.
+
+    Raises:
+        DFlashLabError: no such member.
+    """
+    flat = {}
+    for key, value in member_facts(name)["settings"].items():
+        parts = value if isinstance(value, dict) else {None: value}
+        for inner, setting in parts.items():
+            full = key if inner is None else f"{key}.{inner}"
+            if full not in ("out", "data.corpus", "data.feature_folder"):
+                flat[full] = setting
+    return flat

@@ -12,7 +12,7 @@ from dflash_lab.checks.core import CheckFailed, call, passed, same_list, same_nu
 
 # What to look at again, by fault; the name itself would spoil the game.
 _HINTS = {
-    "label_shift": "the fault under whose rule it gives 3.7 tokens a cycle",
+    "label_shift": "the fault under whose rule it gives nearly 4 tokens a cycle",
     "context_leak": "the fault that makes training perfect: look under whose rule it "
     "gives all 8 tokens",
     "phantom_anchor": "a fault that shows at slots 1 and 7, and under whose rule it "
