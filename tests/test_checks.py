@@ -14,6 +14,7 @@ from dflash_lab.checks import (
     clinic,
     conditioning,
     noise,
+    real_pair,
     speedup,
     training,
     verify,
@@ -70,6 +71,17 @@ def fault(letter):
 
 def gap(a, b):
     return max(abs(x - y) for x, y in z(a, b))
+
+
+def tie(mine, plain, logits, epsilon):
+    place = next(i for i, (a, b) in enumerate(z(mine, plain)) if a != b)
+    a, b = logits[place][mine[place]], logits[place][plain[place]]
+    return abs(a - b) <= epsilon * max(abs(a), abs(b))
+
+
+def speed(runs, method, dtype):
+    mine = [run for run in runs if run[:2] == (method, dtype)]
+    return sum(run[2] for run in mine) / sum(run[3] for run in mine)
 
 
 def normed(shares):
@@ -485,6 +497,46 @@ ANSWERS = {
             lambda lo, hi, n: "worse" if lo > n else "better",
         ),
     ),
+    real_pair.check_differs_at_tie: (
+        lambda a, b, ls, e: tie(a, b, ls, 2 * e),
+        (
+            lambda a, b, ls, e: tie(a, b, ls, 0.0),
+            lambda a, b, ls, e: tie(a, b, ls, 16 * e),
+            lambda a, b, ls, e: tie(a[::-1], b[::-1], ls[::-1], 2 * e),
+        ),
+    ),
+    real_pair.check_speedup: (
+        lambda runs, d: speed(runs, "dflash", d) / speed(runs, "plain", d),
+        (
+            lambda runs, d: speed(runs, "plain", d) / speed(runs, "dflash", d),
+            lambda runs, d: speed(runs, "dflash", d) / speed(runs, "plain", "float32"),
+            lambda runs, d: speed(runs, "dflash", d),
+        ),
+    ),
+    real_pair.check_state_indices: (
+        lambda n, k: [round(1 + i * (n - 4) / (k - 1)) + 1 for i in range(k)],
+        (
+            lambda n, k: [round(1 + i * (n - 4) / (k - 1)) for i in range(k)],
+            lambda n, k: [round(1 + i * (n - 3) / (k - 1)) + 1 for i in range(k)],
+            lambda n, k: [i + 1 for i in range(k)],
+        ),
+    ),
+    real_pair.check_tau_from_counters: (
+        lambda a, d, s: 1 + a * s / d,
+        (
+            lambda a, d, s: a * s / d,
+            lambda a, d, s: 1 + a / d,
+            lambda a, d, s: 1 + a / s,
+        ),
+    ),
+    real_pair.check_tau_of: (
+        lambda rs, bonus: sum(map(sum, rs)) / sum(map(len, rs)) + (not bonus),
+        (
+            lambda rs, bonus: sum(map(sum, rs)) / sum(map(len, rs)),
+            lambda rs, bonus: sum(map(sum, rs)) / sum(map(len, rs)) + 1,
+            lambda rs, bonus: sum(sum(r) / len(r) for r in rs) / len(rs) + (not bonus),
+        ),
+    ),
 }
 
 
@@ -516,6 +568,7 @@ def test_every_check_is_tried():
         conditioning,
         clinic,
         ablations,
+        real_pair,
     ):
         names = {n for n in vars(module) if n.startswith("check_")}
         assert names == {c.__name__ for c in ANSWERS if c.__module__ == module.__name__}
