@@ -189,19 +189,13 @@ class DFlashSession:
     def propose(self, texts, num_drafts, sampling, seeds, details) -> Proposal:
         if num_drafts == 0:  # the last token of the budget needs no draft
             return Proposal.none(len(texts))
-        config = self.drafter.config
-        anchors = torch.tensor([[text[-1]] for text in texts])
-        start = torch.tensor([len(text) - 1 for text in texts])
-        # The whole block is always evaluated, even if fewer drafts fit: its rows see
-        # each other, so a shorter block would give other proposals.
-        block = F.pad(anchors, (0, self.block_size - 1), value=config.mask_token_id)
-        hidden = self.passes.draft(self.embed(block), start, self.cache)
-        logits = self.logits(hidden[:, 1 : 1 + num_drafts])  # (B, G, V)
+        logits = self.block_logits(texts, num_drafts)
         check_finite(logits, "drafter")
         counts = torch.full((len(texts),), logits.shape[1])
         log_probs = confidence = None
         if sampling.rule == "speculative" and not sampling.greedy:
-            positions = start[:, None] + 1 + torch.arange(logits.shape[1])
+            ends = torch.tensor([len(text) for text in texts])
+            positions = ends[:, None] + torch.arange(logits.shape[1])
             positions, seeds = positions.to(logits.device), seeds.to(logits.device)
             size = logits.shape[-1]
             noise = gumbel_noise(seeds, positions, size, STREAM_DRAFT)
@@ -213,6 +207,17 @@ class DFlashSession:
             probs = logits.float().softmax(dim=-1)
             confidence = probs.gather(-1, tokens[..., None])[..., 0]
         return Proposal(tokens, counts, log_probs, confidence)
+
+    def block_logits(self, texts: Sequence[Sequence[int]], num_drafts: int) -> Tensor:
+        """One pass over every text's block: logits of its first drafts, (B, G, V)."""
+        anchors = torch.tensor([[text[-1]] for text in texts])
+        start = torch.tensor([len(text) - 1 for text in texts])
+        # The whole block is always evaluated, even if fewer drafts fit: its rows see
+        # each other, so a shorter block would give other proposals.
+        mask = self.drafter.config.mask_token_id
+        block = F.pad(anchors, (0, self.block_size - 1), value=mask)
+        hidden = self.passes.draft(self.embed(block), start, self.cache)
+        return self.logits(hidden[:, 1 : 1 + num_drafts])
 
     def embed(self, block: Tensor) -> Tensor:
         """Raw rows of the target's table, (B, K) -> (B, K, D)."""

@@ -14,6 +14,7 @@ from dflash_lab.checks import (
     clinic,
     conditioning,
     noise,
+    own_drafter,
     real_pair,
     speedup,
     training,
@@ -82,6 +83,32 @@ def tie(mine, plain, logits, epsilon):
 def speed(runs, method, dtype):
     mine = [run for run in runs if run[:2] == (method, dtype)]
     return sum(run[2] for run in mine) / sum(run[3] for run in mine)
+
+
+def pairs(texts, step):
+    table = {}
+    for text in texts:
+        for a, b in zip(text, text[step:], strict=False):
+            row = table.setdefault(a, {})
+            row[b] = row.get(b, 0) + 1
+    return table
+
+
+def walk(table, last, limit, choose):
+    found = []
+    while len(found) < limit and table.get(last):
+        last = choose(table[last], key=lambda t: (-table[last][t], t))
+        found.append(last)
+    return found
+
+
+def markov(scores, table, last, weight, listen):
+    found = []
+    for row in scores:
+        sums = [s + weight * table[last][v] for v, s in enumerate(row)]
+        found.append(sums.index(max(sums)))
+        last = found[-1] if listen else last
+    return found
 
 
 def normed(shares):
@@ -537,6 +564,50 @@ ANSWERS = {
             lambda rs, bonus: sum(sum(r) / len(r) for r in rs) / len(rs) + (not bonus),
         ),
     ),
+    own_drafter.check_followers: (
+        lambda texts: pairs(texts, 1),
+        (
+            lambda texts: pairs([t[::-1] for t in texts], 1),
+            lambda texts: pairs(texts, 2),
+            lambda texts: {a: dict.fromkeys(r, 1) for a, r in pairs(texts, 1).items()},
+        ),
+    ),
+    own_drafter.check_chain: (
+        lambda t, last, n: walk(t, last, n, min),
+        (
+            lambda t, last, n: walk(t, last, n, max),
+            lambda t, last, n: [last, *walk(t, last, n, min)][:n],
+            lambda t, last, n: walk(t, last, 1, min) * n,
+        ),
+    ),
+    own_drafter.check_sure_drafts: (
+        lambda c, least: kept([x >= least for x in c]),
+        (
+            lambda c, least: sum(x >= least for x in c),
+            lambda c, least: kept([x > least for x in c]),
+            lambda c, least: kept([x >= least for x in c]) + 1,
+        ),
+    ),
+    own_drafter.check_corrected: (
+        lambda s, t, last, w: markov(s, t, last, w, True),
+        (
+            lambda s, t, last, w: markov(s, t, last, w, False),
+            lambda s, t, last, w: markov(s, t, last, 0.0, True),
+            lambda s, t, last, w: markov(s, t, last, -w, True),
+        ),
+    ),
+    own_drafter.check_first_wrong: (
+        lambda a, b: next((i for i, (x, y) in enumerate(z(a, b)) if x != y), None),
+        (
+            lambda a, b: next(
+                (i for i, (x, y) in enumerate(z(a, b)) if x[0] != y[0]), None
+            ),
+            lambda a, b: sum(x != y for x, y in z(a, b)),
+            lambda a, b: next(
+                (i for i, (x, y) in enumerate(z(a, b)) if len(x) != len(y)), None
+            ),
+        ),
+    ),
 }
 
 
@@ -569,6 +640,7 @@ def test_every_check_is_tried():
         clinic,
         ablations,
         real_pair,
+        own_drafter,
     ):
         names = {n for n in vars(module) if n.startswith("check_")}
         assert names == {c.__name__ for c in ANSWERS if c.__module__ == module.__name__}
