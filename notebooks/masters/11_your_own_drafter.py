@@ -1,0 +1,274 @@
+# %% [markdown] tags: slide
+# # 11 · Your own drafter
+#
+# *Time on two cores: {{time}}. Needs: lessons 03, 06 and 07.*
+#
+# **Aims.** You have put a drafter of your own into the loop, proved that it changes no text,
+# and measured it against the shipped ones. You have a place to start a project from.
+#
+# The loop does not care who drafts. Whatever offers a few tokens behind a text will do; the
+# target judges. So a bad idea costs time and nothing else, and you may try everything.
+
+# %%
+import torch
+
+from dflash_lab import DFlash, Plain, load_pair, load_prompts
+from dflash_lab.checks import own_drafter as check
+from dflash_lab.lessons import pick
+
+torch.set_num_threads(1)  # the tiny pair is faster so
+pair = load_pair("tiny", quiet=True)
+sets = [load_prompts(name, pick(6, 1)) for name in pair.prompt_sets]
+prompts = [pair.encode(prompt.turns[0]) for part in sets for prompt in part]
+options = {"max_new_tokens": pick(96, 24), "stop_token_ids": pair.stop_token_ids}
+
+# %% [markdown] tags: slide
+# ## 1. A drafter in ten lines
+#
+# First we need text of the target's own, not of the prompts that we shall measure with.
+
+# %%
+import tempfile
+from pathlib import Path
+
+from dflash_lab.training.config import from_dict
+from dflash_lab.training.dataset import load_examples
+from dflash_lab.training.own_corpus import write_own_corpus
+
+corpus = Path(tempfile.mkdtemp()) / "corpus.jsonl"
+settings = {"num_prompts": pick(1000, 40), "max_new_tokens": 160, "batch_size": 250}
+write_own_corpus(pair, corpus, from_dict({"corpus": settings}).corpus)
+texts = [list(example.input_ids) for example in load_examples([corpus])[0]]
+print(len(texts), "texts,", sum(len(text) for text in texts), "tokens")
+
+# %% [markdown]
+# **Exercise 1 (3 to 5 lines).** Count which token follows which: a dictionary from token to a
+# dictionary from follower to count.
+
+
+# %%
+from itertools import pairwise
+
+
+def followers(texts):
+    # BEGIN SOLUTION
+    table = {}
+    for text in texts:
+        for token, after in pairwise(text):
+            row = table.setdefault(token, {})
+            row[after] = row.get(after, 0) + 1
+    return table
+    # END SOLUTION
+
+
+check.check_followers(followers)
+
+# %% [markdown]
+# **Exercise 2 (4 to 6 lines).** Draft from it: the likeliest follower of the last token, then
+# *its* likeliest follower, at most `limit` of them. Stop early where nothing is known. Of
+# equals take the lower id.
+
+
+# %%
+def chain(table, last, limit):
+    # BEGIN SOLUTION
+    drafts = []
+    while len(drafts) < limit and table.get(last):
+        row = table[last]
+        last = min(row, key=lambda token: (-row[token], token))
+        drafts.append(last)
+    return drafts
+    # END SOLUTION
+
+
+check.check_chain(chain)
+
+# %%
+from dflash_lab import speculative_generate
+from dflash_lab.own_drafters import FromFunction
+from dflash_lab.viz.stepper import text_view
+
+table = followers(texts)
+mine = FromFunction(lambda text, limit: chain(table, text[-1], limit), name="mine")
+result = speculative_generate(pair, mine, prompts[-1], **options)
+text_view(result, pair.tokenizer.decode)
+
+# %% [markdown]
+# **What to notice.** Your drafter runs. Where one word nearly always follows another it saves
+# passes, and elsewhere its drafts are thrown away.
+
+# %% [markdown] tags: slide
+# ## 2. Prove it
+#
+# **Exercise 3 (1 to 3 lines).** Every text must be plain decoding's, token for token. The number
+# of the first that is not, or None.
+
+
+# %%
+def first_wrong(texts, plain):
+    # BEGIN SOLUTION
+    pairs = enumerate(zip(texts, plain))
+    return next((i for i, (a, b) in pairs if a != b), None)
+    # END SOLUTION
+
+
+check.check_first_wrong(first_wrong)
+
+# %%
+from dflash_lab.analysis.race import race, standings
+from dflash_lab.ngram import NGramLookup
+
+results = race(
+    pair, {"plain": Plain(), "mine": mine, "n-gram": NGramLookup(8)}, prompts, **options
+)
+outputs = {name: [r.output_ids[0] for r in part] for name, part in results.items()}
+print("first wrong text:", first_wrong(outputs["mine"], outputs["plain"]))
+
+# %% [markdown]
+# **In words.** Somebody shows you a drafter whose texts differ from plain decoding's in one
+# prompt of a hundred. Name two harmless reasons and one that is not, and say how you would
+# tell them apart.
+
+# %% [markdown] tags: answer
+# Harmless: in bfloat16 (or with another number of rows per pass) two nearly equal logits can
+# swap, and the texts part there. That is a tie and can be certified (lesson 10). And with
+# sampling, two runs may draw differently if the random numbers do not belong to positions. Not
+# harmless: a cache that keeps rows of rejected drafts, so that the target itself reads another
+# text. Look at the first place that differs: at a tie the two logits differ by a rounding;
+# with a wrong cache they do not, or the same place comes out right when the prefix is computed
+# afresh.
+
+# %% [markdown] tags: slide
+# ## 3. Two ideas on top of DFlash
+#
+# **Offer only what is sure.** Verifying a row that will be rejected is work for nothing.
+#
+# **Exercise 4 (2 to 4 lines).** The drafter's probabilities of its drafts, slot by slot. How
+# many drafts stand before the first whose probability is below `least`?
+
+
+# %%
+def sure_drafts(confidence, least):
+    # BEGIN SOLUTION
+    for slot, chance in enumerate(confidence):
+        if chance < least:
+            return slot
+    return len(confidence)
+    # END SOLUTION
+
+
+check.check_sure_drafts(sure_drafts)
+
+# %% [markdown]
+# **Let slots listen to each other.** A block is written in one pass: slot 3 does not know what
+# slot 2 chose. "New York" and "Los Angeles" can become "New Angeles". A table of followers can
+# mend that after the pass, nearly for nothing.
+#
+# **Exercise 5 (4 to 6 lines).** From left to right: slot k takes the token with the highest
+# `scores[k][token] + weight * table[before][token]`, where `before` is the token of the slot
+# before (for the first slot: `last`).
+
+
+# %%
+def corrected(scores, table, last, weight):
+    # BEGIN SOLUTION
+    tokens = []
+    for row in scores:
+        sums = [score + weight * table[last][v] for v, score in enumerate(row)]
+        last = sums.index(max(sums))
+        tokens.append(last)
+    return tokens
+    # END SOLUTION
+
+
+check.check_corrected(corrected)
+
+# %% [markdown]
+# The library has both, on tensors: `ConfidenceCut` and `BigramDFlash`.
+#
+# **Before you run the next cell:** which of the two raises tau, which lowers it, and what will
+# each do to the speed-up?
+
+# %%
+from dflash_lab.own_drafters import BigramDFlash, ConfidenceCut, bigram_table
+from dflash_lab.viz.ablations import standings_view
+
+chances = bigram_table(texts, pair.target.vocab_size)
+entered = {"plain": Plain(), "DFlash": DFlash(pair.drafter)}
+for least in (0.2, 0.5, 0.8):
+    entered[f"cut at {least}"] = ConfidenceCut(DFlash(pair.drafter), least)
+for weight in (0.25, 0.5, 1.0):
+    entered[f"bigram {weight}"] = BigramDFlash(pair.drafter, chances, weight)
+results = race(pair, entered, prompts, loop="host", **options)
+standings_view(standings(results, "plain"))
+
+# %%
+from dflash_lab.analysis.race import tau_differences
+from dflash_lab.viz.ablations import differences_figure
+from dflash_lab.viz.view import figure_view
+
+differences = tau_differences(results, "DFlash")
+differences.pop("plain")
+figure_view(differences_figure(differences, "DFlash"))
+
+# %% [markdown]
+# **What to notice.**
+# * The cut gives tau away and wins little time: on this machine a row more or less hardly
+#   changes what a pass costs (look at the cycle's milliseconds). Where rows are dear, as in
+#   float32 on the `smol` pair or in a server with many requests, it is otherwise.
+# * The table raises tau, and by more than prompts can explain. It costs a tenth of a
+#   millisecond per cycle. The slots of a block do contradict each other, and to listen to the
+#   neighbour helps.
+# * Between the weights 0.5 and 1 there is no difference to speak of in tau.
+#   If one of the speed-ups has a very wide interval, something else ran on the machine then.
+
+# %% [markdown] tags: slide
+# ## 4. The leaderboard
+#
+# Everything that drafts for the tiny target, on the same prompts, sorted by speed-up.
+
+# %%
+from dflash_lab.baselines.eagle import EagleHead
+from dflash_lab.baselines.eagle_proposer import Eagle
+from dflash_lab.baselines.medusa import MedusaHeads
+from dflash_lab.baselines.medusa_proposer import Medusa
+from dflash_lab.family import load_member
+from dflash_lab.pairs import data_root
+
+shipped = data_root() / "checkpoints"
+entered = {"plain": Plain(), "mine": mine, "n-gram": NGramLookup(8)}
+entered["DFlash, 1 layer"] = DFlash(pair.drafter)
+entered["DFlash, 3 layers"] = DFlash(load_member("layers-3"))
+entered["EAGLE-3-style"] = Eagle(EagleHead.from_pretrained(shipped / "tiny-eagle"))
+entered["Medusa-style"] = Medusa(MedusaHeads.from_pretrained(shipped / "tiny-medusa"))
+
+# %%
+results = race(pair, entered, prompts, loop="host", **options)
+ranked = sorted(standings(results, "plain"), key=lambda s: -s.speedup.value)
+standings_view(ranked, "host loop for all, since only DFlash has a faster one")
+
+# %% [markdown]
+# **What to notice.**
+# * The order by tau is another one. The EAGLE-3-style head keeps more than the one-layer
+#   DFlash, and pays for it: it drafts its tokens one after the other.
+# * Medusa's heads cost least of all models and are third: each slot guesses alone.
+# * Your table of followers, made in a second, is level with looking up n-grams. That is what a
+#   model has to beat.
+# * This is a small world with short words. On a real target the order can be another one.
+
+# %% [markdown]
+# ## 5. Projects
+#
+# * **A third idea of your own.** Everything that a proposer may know is in
+#   `dflash_lab/proposers.py` (80 lines): the text, and the target's features if it asks for
+#   layers.
+# * **Another objective.** `objective.loss: kl` or `dpace` in the training settings (lesson 05),
+#   or a function of your own in `dflash_lab/training/losses.py`. Compare with three seeds each
+#   (lesson 09).
+# * **A learnt chain.** Replace the table by a small model that sees the hidden state of the slot.
+#   What must its training see?
+# * **A drafter for your own target.** `dflash-lab corpus`, `dflash-lab train`, `dflash-lab check`,
+#   `dflash-lab bench`, `dflash-lab export`: [training](../docs/training.md).
+#
+# Hand in: the race's table with intervals, the proof that no text changed, and half a page that
+# says what you expected, what came, and what it does not tell.
