@@ -22,6 +22,7 @@ from dflash_lab.drafter import DFlashDraftModel, build_drafter
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs import data_root
 from dflash_lab.training.metrics import read_metrics
+from dflash_lab.training.runs import flat
 
 
 def family_root() -> Path:
@@ -85,11 +86,4 @@ def flat_settings(name: str) -> dict:
     Raises:
         DFlashLabError: no such member.
     """
-    flat = {}
-    for key, value in member_facts(name)["settings"].items():
-        parts = value if isinstance(value, dict) else {None: value}
-        for inner, setting in parts.items():
-            full = key if inner is None else f"{key}.{inner}"
-            if full not in ("out", "data.corpus", "data.feature_folder"):
-                flat[full] = setting
-    return flat
+    return flat(member_facts(name)["settings"])

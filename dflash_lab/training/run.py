@@ -11,6 +11,7 @@ Leaves out: the parts themselves.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -56,7 +57,13 @@ class TrainResult:
 
 
 def train(
-    config: TrainConfig, *, resume: bool = False, pair: Pair | None = None
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    pair: Pair | None = None,
+    on_line: Callable[[dict], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    quiet: bool = False,
 ) -> TrainResult:
     """Train a drafter as the settings say.
 
@@ -64,6 +71,9 @@ def train(
         config: the settings.
         resume: go on from the checkpoint in `config.out`; start anew if there is none.
         pair: a target that is loaded already, in place of the one in the settings.
+        on_line: gets each metric line, in the first process.
+        should_stop: asked behind every step; True ends the run with a checkpoint.
+        quiet: no progress line.
 
     Raises:
         DFlashLabError: settings, texts, features or checks that do not hold; nothing
@@ -164,6 +174,9 @@ def train(
         config,
         accelerator,
         evaluate if pair.prompt_sets and pair.tokenizer else None,
+        on_line=on_line,
+        should_stop=should_stop,
+        quiet=quiet,
     )
     if resume:
         trainer.resume()

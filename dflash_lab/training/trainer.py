@@ -45,6 +45,9 @@ class Trainer:
         accelerator: see `devices.make_accelerator`.
         evaluate: gives tau by prompt set for an exported drafter; called in the first
             process at `log.eval_every`.
+        on_line: gets each metric line, in the first process.
+        should_stop: asked behind every step; True ends the run with a checkpoint.
+        quiet: no progress line.
     """
 
     def __init__(
@@ -54,9 +57,14 @@ class Trainer:
         config: TrainConfig,
         accelerator,
         evaluate: Callable[[DFlashDraftModel], dict[str, float]] | None = None,
+        *,
+        on_line: Callable[[dict], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        quiet: bool = False,
     ):
         self.objective, self.pipeline, self.config = objective, pipeline, config
         self.accelerator, self.evaluate = accelerator, evaluate
+        self.on_line, self.should_stop, self.quiet = on_line, should_stop, quiet
         self.out = Path(config.out)
         settings = config.optimizer
         optimizer = torch.optim.AdamW(
@@ -141,7 +149,7 @@ class Trainer:
             desc="train",
             unit="step",
             mininterval=2,
-            disable=not main,
+            disable=self.quiet or not main,
         )
         before, before_cpu = self.progress.seconds, self.progress.cpu_seconds
         started, started_cpu = time.monotonic(), time.process_time()
@@ -160,6 +168,8 @@ class Trainer:
                     self.accelerator.num_processes
                 )
                 self.progress.cpu_seconds = before_cpu + cpu
+                if self.should_stop is not None and self.should_stop():
+                    self.stop()
                 self._agree()
                 line = self._report(sums, log, progress)
                 if line:
@@ -253,6 +263,8 @@ class Trainer:
             shown = dict(line)
             shown["measured_tau"] = (self.progress.tau or {}).get("pooled")
             progress.set_postfix_str(progress_line(shown))
+            if self.on_line is not None:
+                self.on_line(line)
         self.accelerator.log(
             {k: v for k, v in line.items() if isinstance(v, (int, float))}, step=step
         )

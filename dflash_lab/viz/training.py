@@ -1,14 +1,25 @@
 """A training run as a picture: accuracy per slot, and tau predicted and measured.
 
-Leaves out: reading live processes; a run's `metrics.jsonl` is all that is looked at.
+Leaves out: reading live processes; a run's metric lines are all that is looked at.
 """
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.viz.diffusion import lines_figure
+from dflash_lab.viz.view import View, figure_view, framed, stacked
+
+STATES = {
+    "waiting": "The run has not begun.",
+    "running": "The run goes on.",
+    "stopping": "The run ends behind its current step.",
+    "finished": "The run is done.",
+    "stopped": "The run was stopped; with resume=True it goes on from its checkpoint.",
+    "failed": "The run has failed; its result() says why.",
+}
 
 
 def _points(lines: Sequence[Mapping], key: str) -> list[tuple[float, float]]:
@@ -64,3 +75,39 @@ def tau_figure(lines: Sequence[Mapping]):
     return lines_figure(
         series, x="training step", y="tau", headline="Does it decode as it trains?"
     )
+
+
+def status_sentence(lines: Sequence[Mapping], state: str) -> str:
+    """Where a run stands, in words.
+
+    Args:
+        lines: of a run's metrics; none yet is allowed.
+        state: of `STATES`.
+    """
+    if not lines:
+        waiting = " Curves appear with its first line of metrics."
+        return STATES[state] + (waiting if state == "running" else "")
+    last = lines[-1]
+    parts = [f"step {last['step']}", f"loss {last['loss']:.3f}"]
+    measured = _points(lines, "measured_tau")
+    if measured:
+        parts.append(f"tau {measured[-1][1]:.2f} measured at step {measured[-1][0]}")
+    parts.append(f"{last['blocks_per_second']:.0f} blocks/s")
+    if state == "running":
+        parts.append(f"{last['seconds_left'] / 60:.1f} minutes left")
+    return f"{STATES[state]} {', '.join(parts)}."
+
+
+def run_view(lines: Sequence[Mapping], state: str) -> View:
+    """A run while it runs, or behind it: where it stands, accuracy per slot, tau.
+
+    Args:
+        lines: of a run's metrics; none yet is allowed.
+        state: of `STATES`.
+    """
+    sentence = status_sentence(lines, state)
+    head = View(framed(f"<p>{html.escape(sentence)}</p>"), sentence)
+    if not lines:
+        return head
+    figures = (accuracy_figure(lines), tau_figure(lines))
+    return stacked(head, *map(figure_view, figures))

@@ -66,6 +66,13 @@ def figure_view(made: tuple, notice: Sequence[str] = ()) -> View:
     return View(framed(body), "\n".join(lines))
 
 
+def stacked(*views: View) -> View:
+    """Views beneath each other, as one."""
+    return View(
+        "".join(view.html for view in views), "\n\n".join(view.text for view in views)
+    )
+
+
 def table_view(
     columns: Sequence[str], rows: Sequence[Sequence], caption: str = ""
 ) -> View:

@@ -7,7 +7,7 @@ Leaves out: controls and views of a certain widget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dflash_lab.errors import DFlashLabError
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from ipywidgets import VBox
 
 
-def shell(controls: Mapping, show: Callable[..., View]) -> VBox:
+def shell(controls: Mapping, show: Callable[..., View], buttons: Sequence = ()) -> VBox:
     """Controls that redraw a view when they move.
 
     Args:
         controls: name to an ipywidget with a `value`.
         show: called with the values by name.
+        buttons: shown behind the controls; what they do is the caller's.
 
     Returns:
         A box; its `controls` and `view` are there for tests and for other code. Its
@@ -56,7 +57,7 @@ def shell(controls: Mapping, show: Callable[..., View]) -> VBox:
 
     pane = HTML()
     # Buttons and sliders side by side, breaking into lines where the page is narrow.
-    bar = HBox(list(controls.values()), layout=Layout(flex_flow="row wrap"))
+    bar = HBox([*controls.values(), *buttons], layout=Layout(flex_flow="row wrap"))
     box = Shell([bar, pane])
     box.controls, box.pane = dict(controls), pane
     for control in controls.values():
