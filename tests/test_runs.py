@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from types import SimpleNamespace
@@ -81,6 +82,31 @@ def test_a_background_run_stops_when_asked():
     run = BackgroundRun(fake([10], gate=threading.Event())).start()
     run.stop()
     assert not run.result().finished and run.state == "stopped"
+
+
+def test_a_run_can_be_awaited_while_other_things_go_on():
+    async def both():
+        run = BackgroundRun(fake([10], gate=threading.Event()))
+        with pytest.raises(DFlashLabError, match="not begun"):
+            await run.wait()
+        waiting = asyncio.create_task(run.start().wait())
+        await asyncio.sleep(0.05)  # the loop is free: this is what a button needs
+        assert not waiting.done()
+        run.stop()
+        return await waiting
+
+    assert not asyncio.run(both()).finished
+
+
+def test_a_cancelled_wait_stops_the_run_and_keeps_its_result():
+    async def interrupted():
+        run = BackgroundRun(fake([10], gate=threading.Event())).start()
+        waiting = asyncio.create_task(run.wait())
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        return await waiting
+
+    assert not asyncio.run(interrupted()).finished
 
 
 def test_an_interrupt_while_waiting_stops_the_run_and_keeps_its_result(monkeypatch):

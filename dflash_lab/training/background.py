@@ -3,12 +3,14 @@
     run = BackgroundRun(functools.partial(train, config, pair=pair)).start()
     run.lines, run.state           # so far
     result = run.result()          # waits; an interrupt stops the run with a checkpoint
+    result = await run.wait()      # in a notebook: buttons go on working meanwhile
 
 Leaves out: pictures and buttons (`widgets/training_monitor.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 
@@ -79,6 +81,20 @@ class BackgroundRun:
         if self._error is not None:
             raise self._error
         return self._result
+
+    async def wait(self):
+        """As `result`, for a notebook's cell: `result = await run.wait()`.
+
+        While a cell awaits, its kernel takes messages of widgets, so that a stop button
+        is heard; while a cell is busy, most kernels do not.
+        """
+        if self.state != "waiting":
+            try:
+                while self._thread.is_alive():
+                    await asyncio.sleep(0.1)
+            except asyncio.CancelledError:  # what an interrupt does to an awaiting cell
+                self.stop()
+        return self.result()
 
     def _work(self) -> None:
         try:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from dflash_lab.trace import DecodeTrace
 from dflash_lab.viz.acceptance import RATES, acceptance_view
-from dflash_lab.widgets.shell import shell
+from dflash_lab.widgets.shell import choice, shell
 
 
 def acceptance_explorer(traces: Mapping[str, Sequence[DecodeTrace]]):
@@ -18,13 +18,15 @@ def acceptance_explorer(traces: Mapping[str, Sequence[DecodeTrace]]):
     Args:
         traces: name of the set to traces of one block size.
     """
-    from ipywidgets import Checkbox, Dropdown
+    from ipywidgets import Checkbox, Layout
 
     pooled = [trace for part in traces.values() for trace in part]
     sets = {"all": pooled, **traces}
-    controls = {"prompts": Dropdown(options=list(sets), description="prompts")}
+    controls = {"prompts": choice(list(sets), "prompts")}
     for rate in RATES:
-        controls[rate] = Checkbox(value=True, description=rate, indent=False)
+        tick = Checkbox(value=True, description=rate, indent=False)
+        tick.layout = Layout(width="auto")
+        controls[rate] = tick
 
     def show(prompts: str, **ticked: bool):
         chosen = [rate for rate in RATES if ticked[rate]] or ["survival"]

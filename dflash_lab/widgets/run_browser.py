@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dflash_lab.training.runs import Run
 from dflash_lab.viz.runs import AT_MOST, AXES, QUANTITIES, runs_view
-from dflash_lab.widgets.shell import shell
+from dflash_lab.widgets.shell import choice, shell
 
 
 def run_browser(runs: Sequence[Run], chosen: Sequence[str] = ()):
@@ -19,7 +19,7 @@ def run_browser(runs: Sequence[Run], chosen: Sequence[str] = ()):
         runs: of `find_runs`.
         chosen: names that are shown first; the first few if none are given.
     """
-    from ipywidgets import Dropdown, Layout, SelectMultiple
+    from ipywidgets import SelectMultiple
 
     names = [run.name for run in runs]
     first = tuple(chosen) or tuple(names[:2])
@@ -32,14 +32,8 @@ def run_browser(runs: Sequence[Run], chosen: Sequence[str] = ()):
             description="runs",
             tooltip=f"Ctrl or Shift chooses several; up to {AT_MOST} are drawn",
         ),
-        "quantity": Dropdown(
-            options=list(QUANTITIES), value="accuracy of slot 1", description="draw"
-        ),
-        "axis": Dropdown(
-            options=list(AXES),
-            description="against",
-            layout=Layout(width="16rem"),
-        ),
+        "quantity": choice(list(QUANTITIES), "draw", "accuracy of slot 1"),
+        "axis": choice(list(AXES), "against"),
     }
 
     def show(chosen: Sequence[str], quantity: str, axis: str):

@@ -64,3 +64,24 @@ def shell(controls: Mapping, show: Callable[..., View], buttons: Sequence = ()) 
         control.observe(box.redraw, names="value")
     box.redraw()
     return box
+
+
+def choice(options: Sequence[str], description: str, value: str | None = None):
+    """One of a few options, as a row of buttons.
+
+    JupyterLab keeps the arrow keys for itself, so that a drop-down list cannot be
+    moved by keyboard there; buttons can (Tab, then Space).
+
+    Args:
+        options: shown in a row.
+        description: before them.
+        value: chosen at first; the first option if None.
+    """
+    from ipywidgets import Layout, ToggleButtons
+
+    buttons = ToggleButtons(
+        options=options, value=value or options[0], description=description
+    )
+    buttons.style.button_width = "auto"
+    buttons.layout = Layout(width="auto")
+    return buttons

@@ -2,7 +2,7 @@
 
     monitor = training_monitor(functools.partial(train, config, pair=pair))
     monitor                       # shows itself; the run goes on behind it
-    result = monitor.result()     # in the next cell: waits for the end
+    result = await monitor.wait() # in the next cell: waits for the end
 
 Leaves out: the run (`training/background.py`) and its pictures (`viz/training.py`).
 """
@@ -25,7 +25,7 @@ def training_monitor(train: Callable, *, redraw_seconds: float = 2.0):
         redraw_seconds: between two pictures, at least.
 
     Returns:
-        A box with `run` and `result()`.
+        A box with `run`, `wait()` and `result()`, see `BackgroundRun`.
     """
     from ipywidgets import Button
 
@@ -50,7 +50,8 @@ def training_monitor(train: Callable, *, redraw_seconds: float = 2.0):
 
     button.on_click(stop)
     run.on_change = changed
-    box.button, box.run, box.result = button, run, run.result
+    box.button, box.run = button, run
+    box.result, box.wait = run.result, run.wait
     run.start()
     box.redraw()
     return box

@@ -110,7 +110,10 @@ from dflash_lab.widgets.mask_explorer import block_mask_explorer
 block_mask_explorer(8)
 
 # %%
-mask_view(block_diffusion_picture(6, 2), "Hover a cell: it says why (K = 2).")
+from dflash_lab.viz.view import stacked
+
+ends = {1: "K = 1; hover a cell: it says why", 8: "K = 8"}
+stacked(*(mask_view(block_diffusion_picture(8, k), ends[k]) for k in ends))
 
 # %% [markdown]
 # **What to notice.**

@@ -172,21 +172,26 @@ check.check_slot_weights(slot_weights)
 # beginning, when no draft is ever right?
 
 # %%
-from dflash_lab.training.run import train
+from functools import partial
 
-result = train(from_dict(settings), pair=pair)
+from dflash_lab.training.run import train
+from dflash_lab.widgets.training_monitor import training_monitor
+
+config = from_dict(settings)
+monitor = training_monitor(partial(train, config, pair=pair, resume=True))
+monitor
+
+# %% [markdown]
+# The run goes on behind the notebook; its curves grow above. The stop button ends it with a
+# checkpoint. (If you stopped it, run the cell above once more: it goes on from there.) The next
+# cell waits for the end.
+
+# %%
+result = await monitor.wait()
 print((work / "run" / "checks.txt").read_text())
 
 # %%
-from dflash_lab.training.metrics import read_metrics
-from dflash_lab.viz.training import accuracy_figure, tau_figure
-from dflash_lab.viz.view import figure_view
-
-metrics = read_metrics(work / "run" / "metrics.jsonl")
-figure_view(accuracy_figure(metrics))
-
-# %%
-figure_view(tau_figure(metrics))
+monitor.view
 
 # %% [markdown]
 # **What to notice.**

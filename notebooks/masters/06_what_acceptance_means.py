@@ -195,6 +195,16 @@ for name, part in traces.items():
 columns = ["prompts", "tau", "mean over prompts", "without bonus", "accepted / drafted"]
 table_view(columns, rows)
 
+# %%
+import numpy as np
+
+every = [trace for part in traces.values() for trace in part]
+counts = [len(trace.cycles) for trace in every]
+means = [sum(c.acceptance_length for c in t.cycles) / len(t.cycles) for t in every]
+print(
+    f"correlation of a prompt's cycles with its tau: {np.corrcoef(counts, means)[0, 1]:.2f}"
+)
+
 # %% [markdown]
 # **What to notice.** Prompts with a high acceptance need few cycles, so pooling counts them
 # less: the pooled tau is usually the lower one (here in three sets of four).

@@ -158,18 +158,16 @@ for name, found in differences.items():
 # %% [markdown] tags: slide
 # ## 4. What the training runs say
 #
-# A second look at the same question, from the runs' own lines.
+# A second look at the same question, from the runs' own lines. Choose other runs, and other
+# quantities; your own runs can be browsed like this too: `find_runs("runs")`.
 
 # %%
-from dflash_lab.family import member_metrics
-from dflash_lab.viz.diffusion import lines_figure
+from dflash_lab.family import family_root
+from dflash_lab.training.runs import find_runs
+from dflash_lab.widgets.run_browser import run_browser
 
 shown = ("base", "again", "layers-3", "loss-uniform", "no-features")
-series = {
-    name: [(line["step"], line["accuracy"][0]) for line in member_metrics(name)]
-    for name in shown
-}
-figure_view(lines_figure(series, x="step", y="accuracy of slot 1", headline="Learning"))
+run_browser(find_runs(family_root()), shown)
 
 # %%
 for name in members:
