@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint env lessons site clean
+.PHONY: demo test lint env lessons site slides clean
 
 env: $(VENV)/ready
 
@@ -32,5 +32,9 @@ lessons: env
 site: env
 	$(BIN)/dflash-lab lessons --site site
 
+# Slides for a class: the lessons' headlines, questions and pictures.
+slides: env
+	$(BIN)/dflash-lab lessons --slides slides
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info report site
+	rm -rf $(VENV) build dist *.egg-info report site slides

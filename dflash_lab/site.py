@@ -37,7 +37,9 @@ def render_lesson(notebook, links: str) -> str:
     # Without a template of nbconvert's own nothing is fetched from elsewhere.
     exporter.mathjax_url = exporter.require_js_url = exporter.jquery_url = ""
     body, _ = exporter.from_notebook_node(notebook)
-    return _page(first_heading(notebook), f"<nav>{links}</nav>{body}<nav>{links}</nav>")
+    return page_html(
+        first_heading(notebook), f"<nav>{links}</nav>{body}<nav>{links}</nav>"
+    )
 
 
 def build_site(notebooks: Path, out: Path) -> list[Path]:
@@ -77,15 +79,22 @@ def build_site(notebooks: Path, out: Path) -> list[Path]:
         "Times are those of running a lesson on two cores.</p>"
         f"<ul>{''.join(entries)}</ul>"
     )
-    write_text_atomically(pages[0], _page("dflash_lab lessons", index))
+    write_text_atomically(pages[0], page_html("dflash_lab lessons", index))
     return pages
 
 
-def _page(title: str, body: str) -> str:
+def page_html(title: str, body: str, css: str = "") -> str:
+    """A whole page in the project's style, for both colour schemes.
+
+    Args:
+        title: of the page.
+        body: HTML of its `<main>`.
+        css: rules in addition.
+    """
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{page_css()}\n{_CSS}</style></head>"
+        f"<title>{html.escape(title)}</title><style>{page_css()}\n{_CSS}\n{css}</style></head>"
         f"<body><main>{body}</main></body></html>\n"
     )
 

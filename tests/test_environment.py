@@ -49,7 +49,7 @@ LAYERS = [
     {"diffusion"},
     {"bench", "bench_summary"},
     {"viz"},
-    {"widgets", "lessons", "checks", "site"},
+    {"widgets", "lessons", "checks", "site", "slides"},
     {"demo", "demo_report", "doctor"},
     {"commands"},
     {"cli", "__main__"},

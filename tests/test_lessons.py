@@ -309,3 +309,29 @@ def test_the_site_shows_every_lesson_and_fetches_nothing(tmp_path):
             if "text/html" in output.get("data", {})
         ]
         assert without.count('class="dfl-view"') >= len(shown)
+
+
+def test_slides_show_pictures_and_questions_but_no_code_and_no_answers(tmp_path):
+    assert (
+        main(["lessons", "--slides", str(tmp_path), "--notebooks", str(NOTEBOOKS)]) == 0
+    )
+    index = (tmp_path / "index.html").read_text("utf-8")
+    for master in MASTERS:
+        cells = read_master(master)
+        count = sum("slide" in cell.tags for cell in cells)
+        assert f'href="{master.stem}.html"' in index and count >= 3
+        page = (tmp_path / f"{master.stem}.html").read_text("utf-8")
+        assert page.count("<section id=") == count
+        assert f"{count} of {count}" in page and "What to notice" in page
+        assert not re.search(r"<(?:script|link|img)[^>]*(?:src|href)=.https?:", page)
+        for text in solutions(cells):
+            assert text.strip() not in page
+        notebook = nbformat.read(NOTEBOOKS / f"{master.stem}.ipynb", as_version=4)
+        pictures = [
+            output["data"]["text/html"]
+            for cell in notebook.cells
+            if cell.cell_type == "code"
+            for output in cell.outputs
+            if "text/html" in output.get("data", {})
+        ]
+        assert all(picture in page for picture in pictures)

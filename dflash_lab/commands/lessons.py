@@ -34,6 +34,9 @@ def add(commands) -> None:
     build.add_argument(
         "--site", type=Path, help="write the lessons as static pages there, no more"
     )
+    build.add_argument(
+        "--slides", type=Path, help="write slides of the lessons there, no more"
+    )
     build.set_defaults(run=run_build)
 
 
@@ -86,10 +89,13 @@ def run_build(arguments) -> int:
     from dflash_lab.errors import DFlashLabError
     from dflash_lab.lessons import build
     from dflash_lab.site import build_site
+    from dflash_lab.slides import build_slides
 
-    if arguments.site is not None:
-        pages = build_site(arguments.notebooks, arguments.site)
-        print(f"{len(pages)} pages, begin with {pages[0]}")
+    for out, write in ((arguments.site, build_site), (arguments.slides, build_slides)):
+        if out is not None:
+            pages = write(arguments.notebooks, out)
+            print(f"{len(pages)} pages, begin with {pages[0]}")
+    if arguments.site is not None or arguments.slides is not None:
         return 0
     masters = sorted((arguments.notebooks / "masters").glob("[0-9][0-9]_*.py"))
     numbers = arguments.numbers

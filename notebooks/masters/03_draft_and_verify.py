@@ -94,7 +94,7 @@ def lookup(text, n, count):
 
 check.check_lookup(lookup)
 
-# %% [markdown]
+# %% [markdown] tags: slide
 # ## 3. The loop
 
 
@@ -240,9 +240,8 @@ table_view(["token", "p, the target", "q, the drafter", "drawn"], rows, caption)
 # **What to notice.**
 # * Bad drafts (token 3) are drafted far too often, and still the output has the law p.
 # * Speculative sampling keeps as many drafts as any lossless rule can. `match` keeps fewer
-#   when the drafts are drawn too; With one
-#   fixed draft it keeps p of that token: much if the drafter's favourite is also the target's,
-#   little if not (token 3: 0.05).
+#   when the drafts are drawn too. With one fixed draft it keeps p of that token: much if the
+#   drafter's favourite is also the target's, little if not (token 3: 0.05).
 # * `match` needs no q. So it serves drafters that cannot say how sure they are.
 #
 # **Go on:** lesson 04 builds the drafter that you have just watched. Code:
