@@ -25,7 +25,14 @@ from dflash_lab.commands.bench import level
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs import load_pair
 from dflash_lab.prompts import load_prompts
-from dflash_lab.viz.bench import interval_figure, notices, render_bench
+from dflash_lab.viz.bench import (
+    interval_figure,
+    length_notices,
+    notices,
+    render_bench,
+    slot_notices,
+    tau_notices,
+)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +194,40 @@ def test_the_page_shows_every_row_and_says_who_loses():
     assert "<script" not in page and "0.80 [0.70, 0.90]" in page
     with pytest.raises(DFlashLabError, match="no method has a tau"):
         interval_figure(rows, "tau", "tau", 1)
+
+
+def test_costs_and_verdicts_share_columns_so_that_the_table_fits():
+    row = {"set": "a", "method": "dflash", "draft_ms": 1.0, "verify_ms": 2.04}
+    row |= {"other_ms": 0.5, "equal": 3, "ties": 0, "differ": 1}
+    run = {"pair": "p", "dtype": "d", "settings": {"decode": {}}, "environment": {}}
+    page = render_bench(run | {"git": None}, [row, {"set": "a", "method": "x"}], [])
+    assert "1.0 + 2.0 + 0.5" in page and "3 equal, 1 DIFFER" in page
+
+
+def test_what_to_notice_follows_from_the_numbers():
+    def row(name, tau, width, method="dflash"):
+        low, high = tau - width, tau + width
+        return {"set": name, "method": method, "tau": tau, "tau_low": low} | {
+            "tau_high": high
+        }
+
+    far = [row("code", 3.0, 0.2), row("chat", 2.0, 0.2), row("all", 9.0, 0.1)]
+    assert tau_notices([*far, row("code", 1.0, 0, "ar")]) == [
+        "dflash adds most on code (3.00) and least on chat (2.00); their intervals lie "
+        "apart"
+    ]
+    near = [row("code", 3.0, 0.9), row("chat", 2.0, 0.9)]
+    assert tau_notices(near)[0].endswith("their intervals overlap")
+    assert tau_notices(far[:1]) == []
+    assert slot_notices([0.9, 0.3, 0.25]) == [
+        "90% of the cycles keep their first draft, 25% all of them",
+        "slot 2 ends most cycles: 60% of all",
+    ]
+    assert length_notices([1, 1, 4, 2], 4) == [
+        "50% of the cycles add the target's own token alone: their drafts were paid "
+        "for in vain",
+        "25% add 4, the most that K allows",
+    ]
 
 
 def test_the_level_of_a_run():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from conftest import random_target, training_texts
@@ -19,7 +21,7 @@ from dflash_lab.errors import DFlashLabError
 from dflash_lab.proposers import Plain
 from dflash_lab.sampling import Sampling
 from dflash_lab.speculative import speculative_generate
-from dflash_lab.training.dataset import collate
+from dflash_lab.training.dataset import Example, collate
 from dflash_lab.training.features import OnlineFeatures
 
 
@@ -215,3 +217,46 @@ def test_a_run_without_a_budget_is_refused_and_a_clock_ends_one(deep):
     settings = EagleTraining(cpu_minutes=0.01, unroll=2)
     train_eagle(deep, examples, features, settings, on_step=lines.append, quiet=True)
     assert 0 < len(lines) < 10**5
+
+
+def test_the_command_line_trains_a_head_that_the_bench_can_use(tmp_path, capsys):
+    from conftest import write_corpus_file
+
+    from dflash_lab import load_pair
+    from dflash_lab.baselines.eagle_training import accuracy_by_draft, main
+    from dflash_lab.baselines.methods import MethodSettings, make_method
+
+    pair = load_pair("tiny", with_drafter=False, quiet=True)
+    plain = make_method("ar", pair, MethodSettings(16))
+    examples = []
+    for text in ["Tell Mia about the fox.", "Name a river."] * 6:
+        ids = pair.encode(text)
+        examples.append(Example(ids + plain(ids).ids, len(ids)))
+    corpus = write_corpus_file(tmp_path / "corpus.jsonl", examples)
+    out = tmp_path / "made"
+    common = ["--pair", "tiny", "--corpus", str(corpus), "--out", str(out)]
+    options = ["--draft-vocab-size", "40", "--batch-size", "4", "--bf16"]
+    assert main([*common, "--steps", "40", *options]) == 0
+    assert "40 steps, held-out accuracy [" in capsys.readouterr().out
+    facts = json.loads((out / "training.json").read_text("utf-8"))
+    assert facts["answers"] == 11 and facts["settings"]["draft_vocab_size"] == 40
+    head = EagleHead.from_pretrained(out)
+    assert head.lm_head.weight.shape[0] == 40
+    # It has seen the text that was kept out: it must have it right more than by chance.
+    accuracy = accuracy_by_draft(head.float(), pair.target, examples[-1:])
+    assert len(accuracy) == 7 and accuracy[0] > 0.3
+    ids = examples[0].input_ids[: examples[0].prompt_length]
+    made = make_method("eagle", pair, MethodSettings(16, eagle=str(out)))
+    assert made(ids).ids == plain(ids).ids
+    assert main(common) == 2 and "not both" in capsys.readouterr().err
+    assert main([*common, "--steps", "1", "--threads", "0"]) == 2
+
+
+def test_a_missing_head_says_how_to_train_one(tmp_path, monkeypatch):
+    from dflash_lab import load_pair
+    from dflash_lab.baselines import methods
+
+    pair = load_pair("tiny", with_drafter=False, quiet=True)
+    monkeypatch.setattr(methods, "data_root", lambda: tmp_path)
+    with pytest.raises(DFlashLabError, match=r"python -m \S+eagle_training.*--eagle"):
+        methods.make_method("eagle", pair, methods.MethodSettings())

@@ -14,14 +14,11 @@ Leaves out: several processes, resuming, distillation, and writing the corpus
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -35,22 +32,24 @@ from dflash_lab.baselines.assistant import (
     own_modules,
     save_assistant,
 )
+from dflash_lab.baselines.training_command import (
+    load_asked,
+    parser_for,
+    run_command,
+    write_note,
+)
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.pairs import load_pair
 from dflash_lab.target import Target
-from dflash_lab.trace import environment, write_text_atomically
 from dflash_lab.training.dataset import (
     BatchPlan,
     Example,
     anchor_scores,
     collate,
-    load_examples,
 )
 from dflash_lab.training.losses import LossSums, frozen_head_loss
 
 STARTS = ("target", "fresh")
 WARMUP = 0.04
-HELD_OUT = 50  # last texts, for the agreement that is reported
 
 
 @dataclass(frozen=True)
@@ -207,36 +206,14 @@ def agreement(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train from the command line and write the folder."""
-    parser = argparse.ArgumentParser(
-        prog="dflash_lab.baselines.assistant_training",
-        description=__doc__.split("\n")[0],
-    )
-    parser.add_argument("--pair", help="tiny or smol")
-    parser.add_argument("--target", help="folder or Hub repository of another target")
-    parser.add_argument("--corpus", nargs="+", required=True, help="files of answers")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--cpu-minutes", type=float, help="budget of processor time")
-    parser.add_argument("--steps", type=int, help="in place of --cpu-minutes")
+    parser = parser_for("assistant_training", __doc__.split("\n")[0])
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--start", choices=STARTS, default="target")
     parser.add_argument("--places", type=int, default=64, help="of each text and step")
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--max-length", type=int, help="of the texts, in tokens")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
-    parser.add_argument("--threads", type=int, default=1)
-    try:
-        return _run(parser.parse_args(arguments))
-    except DFlashLabError as error:
-        print(f"dflash_lab.baselines: error: {error}", file=sys.stderr)
-        return 2
+    return run_command(parser, arguments, _run)
 
 
 def _run(asked) -> int:
-    if asked.threads < 1:
-        raise DFlashLabError(f"--threads {asked.threads} must be 1 or more")
-    torch.set_num_threads(asked.threads)
     settings = AssistantTraining(
         asked.layers,
         asked.start,
@@ -249,28 +226,18 @@ def _run(asked) -> int:
         asked.bf16,
     )
     _check(settings)
-    pair = load_pair(asked.pair, target=asked.target, with_drafter=False)
-    examples, _ = load_examples(asked.corpus, asked.max_length)
-    held_out = min(HELD_OUT, len(examples) // 10)
-    taught = examples[: len(examples) - held_out]
+    pair, taught, held_out = load_asked(asked)
     lines: list[dict] = []
     model = train_assistant(pair.target, taught, settings, on_step=lines.append)
     facts: dict = {
-        "settings": asdict(settings),
-        "corpora": [Path(path).name for path in asked.corpus],
-        "answers": len(taught),
-        "steps": len(lines),
-        "parameters": sum(p.numel() for p in own_modules(model).parameters()),
-        "environment": environment(),
+        "parameters": sum(p.numel() for p in own_modules(model).parameters())
     }
     if held_out:
-        found = agreement(model, pair.target, examples[-held_out:])
-        facts["held_out_agreement"] = round(found, 4)
+        facts["held_out_agreement"] = round(agreement(model, pair.target, held_out), 4)
     if asked.bf16:
         own_modules(model).to(torch.bfloat16)
     save_assistant(model, asked.out)
-    text = json.dumps(facts, indent=2) + "\n"
-    write_text_atomically(asked.out / "training.json", text)
+    write_note(asked, settings, len(taught), len(lines), **facts)
     print(f"{len(lines)} steps, held-out agreement {facts.get('held_out_agreement')}")
     print(f"assistant: {asked.out}")
     return 0

@@ -1,5 +1,8 @@
 """Training the EAGLE-3-style head by unrolling its drafting ("training-time test").
 
+    python -m dflash_lab.baselines.eagle_training --pair smol --corpus corpus.jsonl \\
+        --cpu-minutes 12 --draft-vocab-size 8192 --bf16 --out smol-eagle
+
 The head is fed its own output for as many steps as it will draft, all places of a text
 at once, and learns the text's own tokens at a sample of places, redrawn every epoch;
 step k weighs 0.8 ** (k - 1), as in EAGLE-3. Texts, features, batches and draws are
@@ -11,6 +14,7 @@ Leaves out: several processes, resuming, and distillation.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,10 +26,17 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from dflash_lab.baselines.eagle import EagleConfig, EagleHead, embed
+from dflash_lab.baselines.training_command import (
+    load_asked,
+    parser_for,
+    run_command,
+    write_note,
+)
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.target import Target
 from dflash_lab.training.dataset import BatchPlan, Example, anchor_scores, collate
-from dflash_lab.training.features import feature_scale
+from dflash_lab.training.feature_store import cache_features
+from dflash_lab.training.features import OfflineFeatures, OnlineFeatures, feature_scale
 
 DECAY = 0.8
 
@@ -211,3 +222,79 @@ def _scale(features, examples: Sequence[Example], samples: int = 64) -> Tensor:
     picked = range(0, len(examples), max(1, len(examples) // samples))
     parts = [features.batch([i], collate(examples, [i])[0])[0][0] for i in picked]
     return feature_scale(parts)
+
+
+@torch.inference_mode()
+def accuracy_by_draft(
+    head: EagleHead, target: Target, examples: Sequence[Example], unroll: int = 7
+) -> list[float]:
+    """Share of the answers' tokens that draft 1..unroll has right, at every place.
+
+    Args:
+        head: trained; its scale is folded in.
+        target: writes the features.
+        examples: the texts.
+        unroll: drafts.
+    """
+    features = OnlineFeatures(target, head.config.target_layer_ids)
+    place_of = torch.full((target.vocab_size,), -1)
+    place_of[head.draft_ids] = torch.arange(len(head.draft_ids))
+    right, total = torch.zeros(unroll), torch.zeros(unroll)
+    for index in range(len(examples)):
+        ids, mask = collate(examples, [index])
+        settings = EagleTraining(unroll=unroll, places=ids.shape[1])
+        hidden = features.batch([index], ids)[0].float()
+        scores = torch.ones(ids.shape)
+        _, hits, counted = unrolled_loss(
+            head, target, ids, mask, hidden, scores, place_of, settings
+        )
+        right, total = right + hits, total + counted
+    return (right / total.clamp(min=1)).tolist()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train from the command line and write the folder."""
+    parser = parser_for("eagle_training", "Train an EAGLE-3-style head.")
+    parser.add_argument("--draft-vocab-size", type=int, help="default: all tokens")
+    parser.add_argument("--unroll", type=int, default=7, help="drafts (default: 7)")
+    parser.add_argument("--places", type=int, default=32, help="of each text and step")
+    return run_command(parser, arguments, _run)
+
+
+def _run(asked) -> int:
+    settings = EagleTraining(
+        asked.draft_vocab_size,
+        asked.unroll,
+        asked.places,
+        asked.batch_size,
+        asked.learning_rate,
+        asked.steps,
+        asked.cpu_minutes,
+        asked.seed,
+        asked.bf16,
+    )
+    if (settings.steps is None) == (settings.cpu_minutes is None):
+        raise DFlashLabError("give either --steps or --cpu-minutes, not both")
+    pair, taught, held_out = load_asked(asked)
+    taps = EagleConfig.for_target(pair.target.config).target_layer_ids
+    store = asked.out.parent / f"{asked.out.name}-features"
+    cache_features(pair.target, [e.input_ids for e in taught], taps, store)
+    lines: list[dict] = []
+    head = train_eagle(
+        pair.target, taught, OfflineFeatures(store), settings, on_step=lines.append
+    )
+    facts: dict = {"parameters": sum(p.numel() for p in head.parameters())}
+    if held_out:
+        found = accuracy_by_draft(head, pair.target, held_out, settings.unroll)
+        facts["held_out_accuracy"] = [round(share, 4) for share in found]
+    if asked.bf16:
+        head.to(torch.bfloat16)
+    head.save_pretrained(asked.out)
+    write_note(asked, settings, len(taught), len(lines), **facts)
+    print(f"{len(lines)} steps, held-out accuracy {facts.get('held_out_accuracy')}")
+    print(f"head: {asked.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -75,6 +75,12 @@ class MethodSettings:
     medusa: str | None = None
 
 
+_TRAIN = {
+    "assistant": "python -m dflash_lab.baselines.assistant_training --help",
+    "eagle": "python -m dflash_lab.baselines.eagle_training --help",
+    "medusa": "train_medusa, docs/training.md has an example",
+}
+
 Method = Callable[[Sequence[int]], Answer]
 
 # name -> (what it is, our loop or not)
@@ -205,8 +211,8 @@ def _own_folder(pair: Pair, name: str, what: str) -> Path:
     folder = data_root() / "checkpoints" / f"{pair.name}-{name}"
     if not folder.is_dir():
         raise DFlashLabError(
-            f"no {what} with {pair.name}; train one (baselines/{name}_training.py) "
-            f"and give its folder as --{name}, or leave the method out"
+            f"no {what} with {pair.name}; train one ({_TRAIN[name]}) and give its "
+            f"folder as --{name}, or leave the method out"
         )
     return folder
 

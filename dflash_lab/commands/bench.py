@@ -127,7 +127,14 @@ def write_outputs(out: Path, rows: list[dict], records: list[dict]) -> Path:
     """Write `summary.csv`, figures and `report.html`; gives the report's path."""
     from dflash_lab.bench import read_run, trace_of
     from dflash_lab.trace import write_text_atomically
-    from dflash_lab.viz.bench import interval_figure, notices, render_bench
+    from dflash_lab.viz.bench import (
+        interval_figure,
+        length_notices,
+        notices,
+        render_bench,
+        slot_notices,
+        tau_notices,
+    )
     from dflash_lab.viz.curves import acceptance_figure, figure_png, length_histogram
 
     text = io.StringIO()
@@ -145,18 +152,22 @@ def write_outputs(out: Path, rows: list[dict], records: list[dict]) -> Path:
         )
     if any(row.get("tau") and row["tau"] > 1 for row in compared):
         figure = interval_figure(compared, "tau", "tau (tokens per cycle)", 1)
-        made.append(("tau", *figure, "How many tokens does a cycle add?", []))
+        made.append(
+            ("tau", *figure, "How many tokens does a cycle add?", tau_notices(compared))
+        )
     drafted = [trace_of(r) for r in records if r["method"] == "dflash"]
     if any(trace.cycles for trace in drafted):
         from dflash_lab.analysis.acceptance import acceptance_per_position
 
-        figure = acceptance_figure(*acceptance_per_position(drafted))
-        made.append(
-            ("acceptance", *figure, "How far into the block do drafts hold?", [])
-        )
+        survival, counts = acceptance_per_position(drafted)
+        figure = acceptance_figure(survival, counts)
+        caption = "How far into the block do drafts of dflash hold?"
+        made.append(("acceptance", *figure, caption, slot_notices(survival)))
         lengths = [c.acceptance_length for t in drafted for c in t.cycles]
-        figure = length_histogram(lengths, drafted[0].header["block_size"])
-        made.append(("lengths", *figure, "Tokens per cycle", []))
+        size = drafted[0].header["block_size"]
+        figure = length_histogram(lengths, size)
+        said = length_notices(lengths, size)
+        made.append(("lengths", *figure, "Tokens per cycle of dflash", said))
     shown = []
     for name, figure, alt, caption, notice in made:
         picture = figure_png(figure)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
+from dflash_lab.bench_summary import ALL
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.viz.curves import new_figure, title
 from dflash_lab.viz.report import POLICY, figure_html
@@ -32,12 +33,8 @@ COLUMNS = (
     ("tokens_per_second", "tokens/s", "{:.1f}"),
     ("speedup", "speed-up over ar", "{:.2f}"),
     ("predicted_speedup", "predicted", "{:.2f}"),
-    ("draft_ms", "draft ms", "{:.1f}"),
-    ("verify_ms", "verify ms", "{:.1f}"),
-    ("other_ms", "other ms", "{:.1f}"),
-    ("equal", "equal", "{}"),
-    ("ties", "ties", "{}"),
-    ("differ", "differ", "{}"),
+    ("cycle", "cycle: draft + verify + other ms", "{}"),
+    ("outputs", "outputs", "{}"),
 )
 
 
@@ -118,6 +115,51 @@ def notices(rows: Sequence[Mapping]) -> list[str]:
     return said
 
 
+def tau_notices(rows: Sequence[Mapping]) -> list[str]:
+    """Of each method: on which prompt set it adds most and least tokens a cycle."""
+    said = []
+    single = [row for row in rows if row["set"] != ALL and row.get("tau")]
+    for method in dict.fromkeys(row["method"] for row in single):
+        own = sorted(
+            (row for row in single if row["method"] == method), key=lambda r: r["tau"]
+        )
+        low, high = own[0], own[-1]
+        if method == "ar" or low is high:
+            continue
+        apart = low["tau_high"] < high["tau_low"]
+        said.append(
+            f"{method} adds most on {high['set']} ({high['tau']:.2f}) and least on "
+            f"{low['set']} ({low['tau']:.2f}); their intervals "
+            f"{'lie apart' if apart else 'overlap'}"
+        )
+    return said
+
+
+def slot_notices(survival: Sequence[float]) -> list[str]:
+    """Where most blocks end.
+
+    Args:
+        survival: of slots 1..K-1, the share of cycles in which its draft became text.
+    """
+    lost = [a - b for a, b in zip([1.0, *survival], survival, strict=False)]
+    worst = max(range(len(lost)), key=lost.__getitem__)
+    return [
+        f"{survival[0]:.0%} of the cycles keep their first draft, {survival[-1]:.0%} "
+        "all of them",
+        f"slot {worst + 1} ends most cycles: {lost[worst]:.0%} of all",
+    ]
+
+
+def length_notices(lengths: Sequence[int], block_size: int) -> list[str]:
+    """How many cycles gave nothing but the target's own token, how many everything."""
+    ones, full = lengths.count(1) / len(lengths), lengths.count(block_size)
+    return [
+        f"{ones:.0%} of the cycles add the target's own token alone: their drafts were "
+        "paid for in vain",
+        f"{full / len(lengths):.0%} add {block_size}, the most that K allows",
+    ]
+
+
 def _gain(row: Mapping) -> str:
     low, high = row["speedup_low"], row["speedup_high"]
     return f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})"
@@ -133,6 +175,7 @@ def render_bench(
         rows: of `bench_summary.summarize`.
         figures: tuples (PNG bytes, alt text, caption, list of what to notice).
     """
+    rows = [{**row, **_summed_up(row)} for row in rows]
     shown = [c for c in COLUMNS if any(row.get(c[0]) is not None for row in rows)]
     head = "".join(f'<th scope="col">{_escape(name)}</th>' for _, name, _ in shown)
     body = "\n".join(
@@ -177,6 +220,19 @@ prompts; the prediction is the cost model's, from mean costs and tau.</p></heade
 </body>
 </html>
 """
+
+
+def _summed_up(row: Mapping) -> dict[str, str]:
+    """Costs and verdicts as one column each, so that the table fits a page."""
+    found = {}
+    costs = [row.get(f"{part}_ms") for part in ("draft", "verify", "other")]
+    if None not in costs:
+        found["cycle"] = " + ".join(f"{cost:.1f}" for cost in costs)
+    names = {"equal": "equal", "ties": "ties", "differ": "DIFFER"}
+    if any(row.get(key) is not None for key in names):
+        counts = [f"{row[key]} {name}" for key, name in names.items() if row.get(key)]
+        found["outputs"] = ", ".join(counts)
+    return found
 
 
 def _cell(row: Mapping, key: str, name: str, pattern: str) -> str:
