@@ -99,7 +99,11 @@ def table_view(
     )
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    table = f'<table class="dfl-table">{title}<thead><tr>{head}</tr></thead>'
+    table = (
+        # A wide table scrolls by itself; the page beneath it must not.
+        '<div style="overflow-x:auto"><table class="dfl-table">'
+        f"{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
     texts = [list(columns)] + [[shown(value) for value in row] for row in rows]
     widths = [max(len(line[i]) for line in texts) for i in range(len(columns))]
     lines = [
@@ -107,7 +111,7 @@ def table_view(
         for line in texts
     ]
     return View(
-        framed(f"{table}<tbody>{body}</tbody></table>"),
+        framed(table),
         "\n".join([caption, *lines] if caption else lines),
     )
 
