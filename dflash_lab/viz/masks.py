@@ -187,7 +187,7 @@ _CSS = """\
 .dfl-view .dfl-maskmap th{font-weight:400;color:var(--dfl-muted);padding:0 .35rem 0 0;
   border:0;white-space:nowrap}
 .dfl-view .dfl-maskmap thead th{padding:0 0 .2rem;text-align:center}
-.dfl-view .dfl-maskmap td{width:1.25rem;min-width:1.25rem;height:1.25rem;padding:0;
+.dfl-view .dfl-maskmap td{width:1.45rem;min-width:1.45rem;height:1.25rem;padding:0;
   text-align:center;border:1px solid var(--dfl-rule)}
 .dfl-view .dfl-maskmap thead td{border:0}
 .dfl-view .dfl-open{background:var(--dfl-accepted-tint)!important;

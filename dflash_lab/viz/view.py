@@ -128,4 +128,5 @@ _CSS = """\
 .dfl-view :is(th,td){text-align:left!important;padding:.2rem .9rem .2rem 0;
   border-bottom:1px solid var(--dfl-rule);background:none}
 .dfl-view .dfl-n{text-align:right!important}
-.dfl-view img{border-radius:6px}"""
+.dfl-view img{border-radius:6px}
+[data-jp-theme-light="false"] .dfl-view img{filter:brightness(.88)}"""
