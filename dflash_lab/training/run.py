@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs import Pair, load_pair
 from dflash_lab.trace import write_text_atomically
 from dflash_lab.training.card import run_facts, run_results, write_card
-from dflash_lab.training.config import TrainConfig, load_config, to_yaml
+from dflash_lab.training.config import TrainConfig, to_yaml
 from dflash_lab.training.dataset import load_examples
 from dflash_lab.training.devices import make_accelerator
 from dflash_lab.training.evaluate import held_out_tau
@@ -32,6 +32,11 @@ from dflash_lab.training.faults import find_faults
 from dflash_lab.training.feature_store import cache_features
 from dflash_lab.training.features import OfflineFeatures, OnlineFeatures
 from dflash_lab.training.first_drafter import make_drafter
+from dflash_lab.training.guards import (
+    check_same_run,
+    check_same_texts,
+    check_texts_fit,
+)
 from dflash_lab.training.objective import HeadRows, Objective
 from dflash_lab.training.own_corpus import write_own_corpus
 from dflash_lab.training.pipeline import Pipeline
@@ -86,7 +91,7 @@ def train(
             f"{out} holds a run ({existing.name}); go on with --resume, or choose "
             "another folder with out"
         )
-    _check_same_run(config, out)
+    check_same_run(config, out)
     # What is wrong with a named corpus is said before the target is loaded.
     corpora = list(config.data.corpus)
     if corpora:
@@ -99,14 +104,14 @@ def train(
         corpora = [str(out / "corpus.jsonl")]
         write_own_corpus(pair, Path(corpora[0]), config.corpus, _processes(accelerator))
     examples, headers = load_examples(corpora, config.data.max_length)
-    _check_texts_fit(pair, headers)
+    check_texts_fit(pair, headers)
     faults = find_faults(config.faults)
     for fault in faults:
         if fault.on_texts is not None:
             examples = fault.on_texts(examples)
     facts = run_facts(config, corpora, examples, headers)
     if existing is not None:
-        _check_same_texts(out, facts)
+        check_same_texts(out, facts)
     if accelerator.is_main_process:
         write_text_atomically(out / "config.yaml", to_yaml(config))
         write_text_atomically(out / "corpora.json", json.dumps(facts["corpora"]) + "\n")
@@ -128,29 +133,10 @@ def train(
         backend=_backend(config, accelerator.device),
         device=accelerator.device,
     )
-    objective = Objective(
-        drafter,
-        pair.target,
-        HeadRows(
-            pair.target,
-            examples,
-            config.objective.head_tokens,
-            config.objective.extra_negatives,
-            config.seed,
-        ),
-        pipeline.feature_scale(),
-        config.objective.loss,
-        config.objective.gamma,
-        config.objective.chunk,
-    )
-    if config.drafter.init_from:
-        objective.start_from(drafter)
-        facts["earlier_stages"] = _stages(Path(config.drafter.init_from))
-    if config.drafter.conditioning == "none":
-        # Without a projection every context row is a key and value of zero.
-        objective.drafter.fc.weight.data.zero_()
-        objective.drafter.fc.weight.requires_grad_(False)
+    objective = _objective(config, drafter, pair, examples, pipeline)
     objective.to(accelerator.device)
+    if config.drafter.init_from:
+        facts["earlier_stages"] = _stages(Path(config.drafter.init_from))
     if accelerator.is_main_process:
         fresh = config.drafter.init_from is None
         checks = check_training(objective, pipeline, pair.target, fresh=fresh)
@@ -187,8 +173,42 @@ def train(
     accelerator.end_training()
     if exported is None:
         return TrainResult(trainer.finished, None, facts, folder)
+    shipped, results = _ship(config, pair, exported, folder, progress)
+    facts |= results
+    load_as = f"DFlashDraftModel.from_pretrained({str(folder)!r})"
+    write_card(folder, f"DFlash drafter for {pair.name}", load_as, facts)
+    return TrainResult(True, shipped, facts, folder)
+
+
+def _objective(config, drafter, pair: Pair, examples, pipeline: Pipeline) -> Objective:
+    rows = HeadRows(
+        pair.target,
+        examples,
+        config.objective.head_tokens,
+        config.objective.extra_negatives,
+        config.seed,
+    )
+    objective = Objective(
+        drafter,
+        pair.target,
+        rows,
+        pipeline.feature_scale(),
+        config.objective.loss,
+        config.objective.gamma,
+        config.objective.chunk,
+    )
+    if config.drafter.init_from:
+        objective.start_from(drafter)
+    if config.drafter.conditioning == "none":
+        # Without a projection every context row is a key and value of zero.
+        objective.drafter.fc.weight.data.zero_()
+        objective.drafter.fc.weight.requires_grad_(False)
+    return objective
+
+
+def _ship(config, pair: Pair, exported: DFlashDraftModel, folder: Path, progress):
+    """Write the drafter, and measure what was written, in the dtype that decodes."""
     exported.save_pretrained(folder)
-    # Once more from the file that is shipped, in the dtype that decodes.
     shipped = DFlashDraftModel.from_pretrained(folder, pair.target.dtype)
     tau = {}
     if pair.prompt_sets and pair.tokenizer:
@@ -196,10 +216,7 @@ def train(
             pair, shipped, config.log.final_prompts, config.log.eval_tokens
         )
     parameters = sum(p.numel() for p in shipped.parameters())
-    facts |= run_results(progress, parameters, tau, pair.target.dtype)
-    load_as = f"DFlashDraftModel.from_pretrained({str(folder)!r})"
-    write_card(folder, f"DFlash drafter for {pair.name}", load_as, facts)
-    return TrainResult(True, shipped, facts, folder)
+    return shipped, run_results(progress, parameters, tau, pair.target.dtype)
 
 
 def _load_target(config: TrainConfig, device: torch.device) -> Pair:
@@ -220,49 +237,6 @@ def _processes(accelerator) -> Processes:
         accelerator.local_process_index,
         accelerator.wait_for_everyone,
     )
-
-
-def _check_texts_fit(pair: Pair, headers: list[dict]) -> None:
-    own = pair.target.fingerprint()
-    for header in headers:
-        wrote = header.get("target_fingerprint")
-        if wrote is not None and wrote != own:
-            raise DFlashLabError(
-                f"the corpus was written by another target ({header.get('target')}) "
-                f"than {pair.name}; a drafter learns what its own target writes: write "
-                "the corpus anew, or name its target"
-            )
-
-
-def _check_same_run(config: TrainConfig, out: Path) -> None:
-    """A resumed run must have the same settings, but for its logging."""
-    path = out / "config.yaml"
-    if latest_checkpoint(out) is None or not path.is_file():
-        return
-    before, now = asdict(load_config(path)), asdict(config)
-    for name in ("log", "out", "device"):
-        before.pop(name), now.pop(name)
-    for section in now:
-        if before[section] != now[section]:
-            raise DFlashLabError(
-                f"the run in {out} has other settings in {section}: "
-                f"{before[section]!r}, now {now[section]!r}; resume with the same "
-                "ones, or choose another folder with out"
-            )
-
-
-def _check_same_texts(out: Path, facts: dict) -> None:
-    """A resumed run must have the same texts: their order hangs on their number."""
-    path = out / "corpora.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    for name, note in before.items():
-        now = facts["corpora"].get(name, {})
-        if note["sha256"] != now.get("sha256"):
-            raise DFlashLabError(
-                f"{name} has changed since the run in {out} began; put it back, or "
-                "train on the new texts with another folder as out (drafter.init_from "
-                "goes on from the old weights)"
-            )
 
 
 def _features(config, pair: Pair, examples, layers, accelerator):
