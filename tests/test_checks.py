@@ -80,6 +80,12 @@ def tie(mine, plain, logits, epsilon):
     return abs(a - b) <= epsilon * max(abs(a), abs(b))
 
 
+def largest_tie(mine, plain, logits, epsilon):
+    place = next(i for i, (a, b) in enumerate(z(mine, plain)) if a != b)
+    gap = logits[place][mine[place]] - logits[place][plain[place]]
+    return abs(gap) <= epsilon * max(map(abs, logits[place]))
+
+
 def speed(runs, method, dtype):
     mine = [run for run in runs if run[:2] == (method, dtype)]
     return sum(run[2] for run in mine) / sum(run[3] for run in mine)
@@ -98,6 +104,14 @@ def walk(table, last, limit, choose):
     found = []
     while len(found) < limit and table.get(last):
         last = choose(table[last], key=lambda t: (-table[last][t], t))
+        found.append(last)
+    return found
+
+
+def first_favourites(table, last, limit):
+    found = []
+    while len(found) < limit and table.get(last):
+        last = max(table[last], key=table[last].get)  # of equals the one met first
         found.append(last)
     return found
 
@@ -522,6 +536,9 @@ ANSWERS = {
             lambda lo, hi, n: "better" if lo > 0 else "worse" if hi < 0 else "not told",
             lambda lo, hi, n: "better" if lo + hi > 0 else "worse",
             lambda lo, hi, n: "worse" if lo > n else "better",
+            lambda lo, hi, n: (
+                "better" if lo > n else "worse" if lo < -n else "not told"
+            ),
         ),
     ),
     real_pair.check_differs_at_tie: (
@@ -529,6 +546,7 @@ ANSWERS = {
         (
             lambda a, b, ls, e: tie(a, b, ls, 0.0),
             lambda a, b, ls, e: tie(a, b, ls, 16 * e),
+            lambda a, b, ls, e: largest_tie(a, b, ls, 2 * e),
             lambda a, b, ls, e: tie(a[::-1], b[::-1], ls[::-1], 2 * e),
         ),
     ),
@@ -576,6 +594,7 @@ ANSWERS = {
         lambda t, last, n: walk(t, last, n, min),
         (
             lambda t, last, n: walk(t, last, n, max),
+            lambda t, last, n: first_favourites(t, last, n),
             lambda t, last, n: [last, *walk(t, last, n, min)][:n],
             lambda t, last, n: walk(t, last, 1, min) * n,
         ),
@@ -584,6 +603,9 @@ ANSWERS = {
         lambda c, least: kept([x >= least for x in c]),
         (
             lambda c, least: sum(x >= least for x in c),
+            lambda c, least: kept(
+                [math.prod(c[: i + 1]) >= least for i in range(len(c))]
+            ),
             lambda c, least: kept([x > least for x in c]),
             lambda c, least: kept([x >= least for x in c]) + 1,
         ),
@@ -603,6 +625,12 @@ ANSWERS = {
                 (i for i, (x, y) in enumerate(z(a, b)) if x[0] != y[0]), None
             ),
             lambda a, b: sum(x != y for x, y in z(a, b)),
+            lambda a, b: max(
+                (i for i, (x, y) in enumerate(z(a, b)) if x != y), default=None
+            ),
+            lambda a, b: next(
+                (i for i, (x, y) in enumerate(z(a, b)) if sorted(x) != sorted(y)), None
+            ),
             lambda a, b: next(
                 (i for i, (x, y) in enumerate(z(a, b)) if len(x) != len(y)), None
             ),

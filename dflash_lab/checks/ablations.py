@@ -71,6 +71,7 @@ def check_verdict(verdict: Callable) -> None:
         (0.05, 0.15, 0.2, "not told"),
         (-0.15, -0.05, 0.2, "not told"),
         (0.1, 0.6, 0.2, "not told"),
+        (-0.5, 0.1, 0.2, "not told"),
     )
     for low, high, noise, expected in cases:
         case = f"low={low}, high={high}, noise={noise}"

@@ -64,14 +64,14 @@ def same_list(found, expected: Sequence, case: str, what: str = "position") -> N
             f"{_shown(list(found))}"
         )
     for place, (mine, right) in enumerate(zip(found, expected, strict=True)):
+        # A single answer has no number that the reader would know.
+        where = f"{case}, {what} {place}" if len(expected) > 1 else f"{case}, {what}"
         if isinstance(right, (list, tuple)):
             same_list(mine, right, f"{case}, row {place}", "column")
         elif isinstance(right, float):
-            same_number(mine, right, f"{case}, {what} {place}")
+            same_number(mine, right, where)
         elif mine != right or (isinstance(right, bool) and not _is_truth(mine)):
-            raise CheckFailed(
-                f"{case}, {what} {place}: expected {right!r}, got {_shown(mine)}"
-            )
+            raise CheckFailed(f"{where}: expected {right!r}, got {_shown(mine)}")
 
 
 def passed(function: Callable, cases: int) -> None:

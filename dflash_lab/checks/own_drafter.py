@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dflash_lab.checks.core import call, passed, same_list
+from dflash_lab.checks.core import CheckFailed, call, passed, same_list
 
-_TABLE = {3: {5: 4, 7: 1}, 5: {3: 2, 9: 2}, 7: {7: 3}, 9: {}}
+_TABLE = {3: {5: 4, 7: 1}, 5: {9: 2, 3: 2}, 7: {7: 3}, 9: {}}
 
 
 def check_followers(followers: Callable) -> None:
@@ -29,7 +29,10 @@ def check_followers(followers: Callable) -> None:
                 for a, row in found.items()
             }
         except (AttributeError, TypeError, ValueError):
-            plain = {}
+            raise CheckFailed(
+                f"{case}: expected a dictionary of dictionaries such as {expected}, "
+                f"got {found!r}"
+            ) from None
         pairs = sorted((a, b, n) for a, row in expected.items() for b, n in row.items())
         mine = sorted((a, b, n) for a, row in plain.items() for b, n in row.items())
         same_list(mine, pairs, f"{case}, as (token, follower, count)", "entry")
@@ -58,6 +61,7 @@ def check_sure_drafts(sure_drafts: Callable) -> None:
         ([0.1, 0.9], 0.5),
         ([0.9, 0.9], 0.5),
         ([0.5, 0.4], 0.5),
+        ([0.7, 0.7, 0.7], 0.5),
     )
     for confidence, least in cases:
         expected = 0
@@ -96,6 +100,8 @@ def check_first_wrong(first_wrong: Callable) -> None:
         ([[1, 2], [3]], [[1, 2], [4]]),
         ([[1, 2], [3]], [[1], [3]]),
         ([[1], [3, 4]], [[1], [3]]),
+        ([[1], [2]], [[3], [4]]),
+        ([[1, 2]], [[2, 1]]),
     )
     for texts, plain in cases:
         expected = None
@@ -105,6 +111,6 @@ def check_first_wrong(first_wrong: Callable) -> None:
                 break
         case = f"texts={texts}, plain={plain}"
         same_list(
-            [call(first_wrong, texts, plain, case=case)], [expected], case, "text"
+            [call(first_wrong, texts, plain, case=case)], [expected], case, "index"
         )
     passed(first_wrong, len(cases))

@@ -27,6 +27,7 @@ def check_differs_at_tie(differs_at_tie: Callable) -> None:
         ([0, 3], [1, 2], [[20.0, 20.25, 1.0, 1.0], [1.0, 1.0, 9.0, 2.0]], True),
         ([0, 3], [1, 2], [[20.0, 24.0, 1.0, 1.0], [1.0, 1.0, 9.0, 9.0]], False),
         ([3, 0], [1, 0], [[20.0, 20.0, 1.0, 16.0], flat], False),
+        ([0], [1], [[2.0, 2.125, 50.0, 0.0]], False),
     )
     for mine, plain, logits, expected in cases:
         case = f"mine={mine}, plain={plain}, logits={logits}, epsilon=1/128"

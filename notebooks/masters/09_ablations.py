@@ -1,14 +1,14 @@
 # %% [markdown] tags: slide
 # # 09 · Ablations
 #
-# *Time on two cores: {{time}}. Needs: lessons 06 and 07.*
+# *Time on two cores: {{time}}. Needs: lessons 04 to 07.*
 #
 # **Aims.** You can say whether a change to a drafter is a gain, with what certainty, and
 # whether it is more than another seed would have changed. You have written half a page of
 # findings from an experiment.
 #
 # Fourteen drafters of the tiny target, trained on the same 5,000 answers, in the same number
-# of steps. Each differs from `base` in one thing.
+# of steps. Each differs from `base` in one thing, but for one of them. Exercise 1 finds it.
 
 # %%
 import torch
@@ -48,6 +48,11 @@ for name in members[1:]:
     print(f"{name:13}", {key: mine[key] for key in changes(base, mine)})
 
 # %% [markdown]
+# What the names stand for: `gamma` is the decay of the loss (lesson 05), and a huge one means
+# equal weights. `kl`: learn the target's whole law, not only its token. `dpace`: weights that
+# follow how far a block survives. `reveal`: some slots are shown in training (lesson 04).
+# `input`: features enter at the drafter's input, as in EAGLE, not as keys and values.
+#
 # **Before you run the next cells:** order these changes by what they will do to tau. Which of
 # them changes the time of a cycle?
 
@@ -77,17 +82,19 @@ standings_view(standings(results, "plain"))
 # **What to notice.**
 # * The order by tau and the order by speed-up are not the same. `layers-3` keeps the most,
 #   `layers-2` is as fast: the third layer costs what it brings.
-# * K bounds tau. A drafter of 4 that keeps nearly everything is faster than one of 16 that
-#   keeps a fifth.
-# * `input-fusion` keeps as much as `layers-3` and takes twice as long to draft.
+# * K bounds tau. `block-4` keeps three drafts of four, `block-16` one of seven. Their taus are
+#   nearly the same, and the cycle of 4 is shorter.
+# * `input-fusion` has three layers too: compare it with `layers-3`, not with `base`. It keeps as
+#   much and takes twice as long to draft.
 
 # %% [markdown] tags: slide
 # ## 3. Is it a gain?
 #
 # Some prompts are easy for everybody. So drafters are compared prompt by prompt.
 #
-# **Exercise 2 (1 to 2 lines).** The difference of two taus, each pooled over all cycles:
-# `added` are the tokens that the cycles added, one number for each prompt.
+# **Exercise 2 (1 to 2 lines).** `added` and `cycles` hold one number for each prompt: tokens
+# added, cycles run. Return the drafter's tau minus the base's, each pooled over all cycles. (The
+# pairing comes in exercise 3: both get the same drawn prompts.)
 
 
 # %%
@@ -101,8 +108,9 @@ check.check_tau_difference(tau_difference)
 
 # %% [markdown]
 # **Exercise 3 (1 to 3 lines).** How far could it have come out otherwise, with other prompts of
-# the same kind? Draw as many prompts as there are, with replacement, and compute again.
-# `picks` are the numbers of the prompts that were drawn.
+# the same kind? Draw as many prompts as there are, with replacement, and compute again. The
+# drawing is done for you: `picks` lists the drawn prompts, counted from 0, and one may come twice.
+# Return the pooled tau of these prompts, for one drafter.
 
 
 # %%
@@ -117,8 +125,8 @@ check.check_resampled(resampled)
 # %% [markdown]
 # Do this thousands of times with the same draws for both drafters, take the difference each
 # time, and the middle 95 % of it is the interval. That tells about *prompts*. Another seed in
-# training tells about *drafters*: `again` is `base` with another seed. What it changes is the
-# least that any change has to beat.
+# training tells about *drafters*: `again` is `base` with another seed. How far the two lie apart is
+# a rough idea of that noise, from one pair only. A change should beat it.
 #
 # **Exercise 4 (2 to 4 lines).** With the interval of a difference and the noise of a seed:
 # `"better"` if the whole interval lies above the noise, `"worse"` if it lies below minus the
@@ -149,11 +157,13 @@ for name, found in differences.items():
 # %% [markdown]
 # **What to notice.**
 # * More layers are the one clear gain, and a large one: more than half as much again.
+#   (`input-fusion` has three as well; its gain comes from them.)
 # * Without features, with one feature, with K=4, or with weights that are the same for all
 #   slots, tau is clearly lower. So is K=16 here: in the same number of steps it had as many
 #   blocks, but each has twice as many slots to learn, with the same one layer.
-# * Five features in place of three, and the objectives `kl` and `dpace`, are within the noise.
-#   One run each cannot tell more. Three seeds of everything would.
+# * Five features in place of three, the objectives `kl` and `dpace`, and shown slots are not told
+#   from the noise. One run each cannot tell more. Three seeds of each would show how much runs
+#   differ.
 
 # %% [markdown] tags: slide
 # ## 4. What the training runs say
@@ -177,11 +187,13 @@ for name in members:
 
 # %% [markdown]
 # **What to notice.**
-# * Without features slot 1 stays low from the beginning to the end.
-# * `loss-uniform` learns slot 1 more slowly than `base`: its effort goes to slots that are hardly
-#   ever reached.
+# * Without features slot 1 stays lowest, and ends at half of what `base` has.
+# * `loss-uniform` learns slot 1 more slowly than `base`: its effort goes to slots that are seldom
+#   reached.
 # * Accuracy of slot 1 is not tau: `layers-3` is ahead by less here than in tau, since every slot
 #   multiplies.
+# * The tau of the list is higher than that of the race: it is over all held-out prompts, and
+#   answers of up to 128 tokens.
 
 # %% [markdown] tags: slide
 # ## 5. Write it down
@@ -195,10 +207,11 @@ for name in members:
 # same 5,000 answers, 1,200 steps and the same seed; only the weights differ. Decoding held-out
 # prompts of four kinds greedily, the drafter with equal weights has a clearly lower tau (the
 # row `loss-uniform`); over all held-out prompts 3.46 against 4.29. Another seed changes tau by
-# 0.2, so the effect is larger than the noise that we know of. The paper reports the same
+# 0.1 to 0.2, so the effect is larger than the noise that we know of. The paper reports the same
 # direction (its figure 5). What this does not tell: whether the gap closes with longer
 # training, how it depends on γ, and whether a larger target behaves alike. It is one run each.
-#
+
+# %% [markdown]
 # **Go on:** lesson 10 takes a real pair, lesson 11 is a project of your own. The tables of the
 # paper in small, one command each: `benchmarks/mini_paper.py` in the repository. Code:
 # `dflash_lab/analysis/race.py`, `intervals.py`.

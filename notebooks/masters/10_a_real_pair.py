@@ -64,12 +64,12 @@ decode_stepper(results["dflash"][0], decode)
 
 # %% [markdown]
 # **What to notice.**
-# * The first cycle adds eight tokens: "To solve this problem, we need to" is how this target
-#   begins all its sums. The drafter knows its habits.
-# * After that most cycles add one token or two. Commas and little words are guessed, the
-#   words that carry the question are not.
-# * The sum comes out wrong. So it does without drafts: this target is small, and drafting
-#   changes nothing about what it says.
+# * The first cycle adds eight tokens: seven drafts behind "To", and "calculate", the bonus. Many
+#   of this target's answers to sums begin so, and the drafter knows its habits.
+# * After that most cycles add one token or two. Words like "the" and "is" are often guessed, the
+#   words and digits that carry the question seldom.
+# * The sum comes out wrong. That is the target's doing: every token here is its own choice. Is it
+#   the text of plain decoding? Section 2 looks.
 
 # %% [markdown] tags: slide
 # ## 2. Is it the same text?
@@ -111,7 +111,8 @@ table_view(["prompt", "", "with drafts it goes on", "plain decoding goes on"], r
 #
 # **Exercise 1 (3 to 5 lines).** Find the first place where the texts differ. It is a tie if
 # the logits of the two tokens there differ by at most 2 · epsilon · (the larger of the two in
-# absolute value). Differences behind it do not matter: they stand in other texts.
+# absolute value). Return True for a tie, else False. Differences behind it do not matter: they
+# stand in other texts. (The texts do differ.)
 
 
 # %%
@@ -134,23 +135,24 @@ for name, prompt, (mine, plain), place in zip(pair.prompt_sets, ids, texts, plac
     whole = torch.tensor([prompt + plain], device=pair.target.device)
     with torch.inference_mode():
         logits = pair.model(input_ids=whole).logits[0, len(prompt) - 1 :].float()
-    gap = logits[place, mine[place]] - logits[place, plain[place]]
+    two = sorted(logits[place, [mine[place], plain[place]]].tolist())
     tie = bool(differs_at_tie(mine, plain, logits, 1 / 128))
-    rows.append([name, place, abs(float(gap)), "tie" if tie else "NOT a tie"])
-table_view(["prompt", "first difference at", "gap of the logits", "verdict"], rows)
+    verdict = "tie" if tie else "NOT a tie"
+    rows.append([name, place, f"{two[1]:.3f}", f"{two[1] - two[0]:.3f}", verdict])
+table_view(["prompt", "first difference at", "larger logit", "gap", "verdict"], rows)
 
 # %% [markdown]
 # **What to notice.**
-# * Texts part where two tokens are a rounding apart, in places as ordinary as "paid" and
-#   "worth". Behind them each text goes on by itself.
-# * A gap of 0.12 is one step of bfloat16 for logits of this size. Every difference here is a
-#   tie. If one were not, something would be broken.
+# * Texts part where two tokens are a rounding apart, and the words there are ordinary ones. Which
+#   words they are depends on the machine. Behind them each text goes on by itself.
+# * 0.125 is one step of bfloat16 for logits between 16 and 32. Every difference here is a tie. If
+#   one were not, something would be broken.
 
 # %% [markdown] tags: slide
 # ## 3. What does it buy?
 #
-# **Before you run the next cell:** which share of the first drafts is right? And of the
-# third?
+# **Before you run the next cell:** in what share of cycles does the draft of slot 1 become
+# text? And that of slot 3?
 
 # %%
 from dflash_lab.analysis.acceptance import acceptance_per_position
@@ -221,7 +223,8 @@ print(f"{speedup(runs, 'bfloat16'):.2f}")
 # behind is entry l + 1. Reading entry l is the classic mistake. Nothing crashes, and the
 # drafter is only a little worse.
 #
-# **Exercise 3 (2 lines).** The entries of `hidden_states` for a target of N layers.
+# **Exercise 3 (2 lines).** The entries of `hidden_states` for a target of N layers and n ≥ 2
+# features. Both ends, layers 1 and N − 3, are among them.
 
 
 # %%
@@ -250,14 +253,16 @@ table_view(["", "target layers", "K", "features", "entries of hidden_states"], r
 #   25, 33).
 # * The published drafters were trained on answers without thinking. `load_pair` switches
 #   thinking off in the chat template; with it on, expect less.
-# * What a GPU changes is the cost model of lesson 07: reading the weights takes the time, so
-#   verifying 16 rows costs little more than one. The tau at which drafting pays falls towards 1.
-#   And the paper's drafters have a tau of 6 and more on sums and code (table 1).
+# * What a GPU changes is the cost model of lesson 07. With few requests, rows are cheaper still
+#   beside reading the weights, so the tau at which drafting pays should fall towards 1. (This
+#   project has not measured it.) And the paper's drafters have a tau of 6 and more on sums and code
+#   (table 1).
 
 # %% [markdown] tags: slide
 # ## 5. Other people's logs
 #
-# Servers print counters. The lines below are **examples of the shape, not measurements**.
+# vLLM and SGLang are programs that serve models, and print counters. The lines below are
+# **examples of the shape, not measurements**.
 
 # %%
 import tempfile
@@ -277,7 +282,7 @@ gen throughput (token/s): 55.50, #queue-req: 0
 
 # %% [markdown]
 # **Exercise 4 (1 to 2 lines).** The first two lines have the shape of vLLM's: drafts accepted and
-# drafted in one interval of time. Each cycle drafts `slots` tokens. What is tau?
+# drafted in some stretch of time. Each cycle drafts `slots` tokens. What is tau?
 
 
 # %%
@@ -307,12 +312,13 @@ table_view(["source", "tau", "accepted", "drafted", "per position"], rows)
 # **What to notice.**
 # * Your formula gives the tau of each line. vLLM counts the bonus token, as we do, and its
 #   per-position rates are *survival* (lesson 06).
-# * Intervals with many cycles weigh more in the pooled row. The mean of the two taus would be
+# * Stretches with many cycles weigh more in the pooled row. The mean of the two taus would be
 #   2.12, the pooled one is 2.29.
 # * The third line has SGLang's shape: a mean over recent steps. It does not say how much was
 #   drafted, so it cannot be pooled.
 #
-# The authors' benchmark prints a summary, Spec-Bench writes one answer per line. Again: shapes, not measurements.
+# The benchmark of DFlash's authors prints a summary. Spec-Bench, a benchmark of speculative
+# decoding, writes one answer per line. Again: shapes, not measurements.
 
 # %%
 _ = (folder / "run.txt").write_text("""\
@@ -330,14 +336,15 @@ answers = [
     {"new_tokens": [9], "wall_time": [0.5], "accept_lengths": [4, 3, 2]},
     {"new_tokens": [8], "wall_time": [0.9], "accept_lengths": [1, 2, 1, 1, 1, 2]},
 ]
-for number, answer in enumerate(answers):
-    row = {"question_id": number, "category": "example", "choices": [answer]}
-    with open(folder / "answers.jsonl", "a", encoding="utf-8") as file:
+with open(folder / "answers.jsonl", "w", encoding="utf-8") as file:
+    for number, answer in enumerate(answers):
+        row = {"question_id": number, "category": "example", "choices": [answer]}
         file.write(json.dumps(row) + "\n")
 
 # %% [markdown]
 # **Exercise 5 (2 to 3 lines).** tau from lists of lengths, one list for each response. Some programs
-# count the bonus token in a length, others do not; ours does. Pool over cycles.
+# count the bonus token in a length, others do not; ours does. `bonus_counted` says whether these
+# lengths hold it. Return tau *with* the bonus token, pooled over cycles.
 
 
 # %%
@@ -363,9 +370,12 @@ rows = [
     ["Spec-Bench's shape", trace.tau, tau_of(trace.acceptance_lengths, True)],
     ["the authors' shape", float(printed.tau), float(printed.mean_tau)],
 ]
-table_view(["", "tau, pooled", "the second way"], rows)
+table_view(["", "tau, pooled", "by your function, or as printed"], rows)
 
 # %% [markdown]
+# The authors print a mean over responses (2.75). The pooled tau comes from their histogram:
+# 0.25 · 1 + 0.25 · 2 + 0.125 · 3 + 0.375 · 4 = 2.62. Lesson 06, section 4, says why they differ.
+#
 # What is in our terms can go into our figures. The same call as for our own run:
 
 # %%
