@@ -441,7 +441,7 @@ ANSWERS = {
             lambda a, n: list(range(a + 1, a + n + 2)),
         ),
     ),
-    conditioning.check_extra_rows: (
+    conditioning.check_rows_per_token: (
         lambda k, tau, steps: k * steps / tau,
         (
             lambda k, tau, steps: k / tau,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from dflash_lab.analysis.clinic import PATIENTS
 from dflash_lab.checks.core import CheckFailed, call, passed, same_list, same_number
+from dflash_lab.training.faults import FAULTS
 
 # What to look at again, by fault; the name itself would spoil the game.
 _HINTS = {
@@ -35,12 +36,13 @@ def check_shifted(shifted: Callable) -> None:
         ([2, 9, 1], 2, 0),
         ([1, 3, 8], 4, 1),
         ([9, 4], 3, -1),
+        ([3, 5, 7], 0, -2),
     )
     for drafts, anchor, shift in cases:
         expected = 0
         for slot, draft in enumerate(drafts, start=1):
             place = anchor + slot + shift
-            expected += place < len(text) and text[place] == draft
+            expected += 0 <= place < len(text) and text[place] == draft
         case = f"drafts={drafts}, text={text}, anchor={anchor}, shift={shift}"
         found = call(shifted, drafts, text, anchor, shift, case=case)
         same_number(found, expected, case)
@@ -72,6 +74,7 @@ def check_first_difference(first_difference: Callable) -> None:
     base = [[1.0, -2.0], [0.5, 0.25], [3.0, 4.0]]
     late = [[1.0, -2.0], [0.5, 0.25], [3.0, 4.5]]
     lower = [[1.0, -2.0], [0.5, -0.75], [3.0, 9.0]]
+    spread = [[1.0, -2.0], [1.25, 1.0], [3.0, 4.0]]
     tiny = [[1.00001, -2.0], [0.5, 0.25], [3.0, 4.0]]
     cases = (
         (base, base, 1e-3, None),
@@ -79,11 +82,12 @@ def check_first_difference(first_difference: Callable) -> None:
         (base, lower, 1e-3, 1),
         (base, tiny, 1e-3, None),
         (late, base, 1.0, None),
+        (base, spread, 1.0, None),
     )
     for training, decoding, tolerance, expected in cases:
         case = f"training={training}, decoding={decoding}, tolerance={tolerance}"
         found = call(first_difference, training, decoding, tolerance, case=case)
-        same_list([found], [expected], case, "slot")
+        same_list([found], [expected], case, "row")
     passed(first_difference, len(cases))
 
 
@@ -94,6 +98,8 @@ def check_suspect(suspect: Callable) -> None:
         (4.5, {"leak": 4.1, "shift": 4.6}, 0.5, None),
         (2.4, {"leak": 2.2, "before": 4.2, "after": 3.1}, 0.5, "before"),
         (1.0, {"leak": 1.2, "shift": 1.6}, 0.5, "shift"),
+        (2.5, {"leak": 2.2, "after": 3.1, "before": 4.2}, 0.5, "before"),
+        (2.0, {"leak": 2.5, "shift": 1.0}, 0.5, None),
     )
     for decoded, under, margin, expected in cases:
         case = f"as_decoded={decoded}, under={under}, margin={margin}"
@@ -107,6 +113,11 @@ def check_diagnose(diagnose: Callable) -> None:
     for letter, member in PATIENTS.items():
         fault = member.removeprefix("fault-").replace("-", "_")
         found = call(diagnose, letter, case=f"patient {letter}")
+        if found not in FAULTS:
+            raise CheckFailed(
+                f"patient {letter}: expected one of the eight names "
+                f"({', '.join(FAULTS)}), got {found!r}"
+            )
         if found != fault:
             raise CheckFailed(
                 f"patient {letter}: expected {_HINTS[fault]}, got {found!r}"

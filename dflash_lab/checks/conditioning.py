@@ -13,7 +13,7 @@ from dflash_lab.checks.core import call, passed, same_list, same_number
 
 def check_layer_ids(layer_ids: Callable) -> None:
     """`layer_ids(num_layers, n)`: evenly spaced, from 1 to num_layers - 3."""
-    cases = ((36, 5), (8, 3), (28, 5), (30, 2))
+    cases = ((36, 5), (8, 3), (8, 4), (10, 5), (30, 2))
     for layers, n in cases:
         step = (layers - 4) / (n - 1)
         expected = [round(1 + i * step) for i in range(n)]
@@ -81,12 +81,11 @@ def check_new_context(new_context: Callable) -> None:
     passed(new_context, len(cases))
 
 
-def check_extra_rows(extra_rows: Callable) -> None:
-    """`extra_rows(block_size, tau, steps)`: drafter rows for each new token."""
+def check_rows_per_token(rows_per_token: Callable) -> None:
+    """`rows_per_token(block_size, tau, steps)`: drafter rows for each new token."""
     cases = ((8, 4.0, 1), (8, 4.0, 2), (16, 6.0, 4))
     for size, tau, steps in cases:
         case = f"block_size={size}, tau={tau}, steps={steps}"
-        same_number(
-            call(extra_rows, size, tau, steps, case=case), size * steps / tau, case
-        )
-    passed(extra_rows, len(cases))
+        found = call(rows_per_token, size, tau, steps, case=case)
+        same_number(found, size * steps / tau, case)
+    passed(rows_per_token, len(cases))

@@ -46,8 +46,17 @@ def same_number(found, expected: float, case: str, close: float = 1e-6) -> None:
         raise CheckFailed(f"{case}: expected {expected:g}, got {value:g}")
 
 
-def same_list(found, expected: Sequence, case: str, what: str = "position") -> None:
+def same_list(
+    found, expected: Sequence, case: str, what: str = "position", first: int = 0
+) -> None:
     """Compare a list, position by position.
+
+    Args:
+        found: the reader's.
+        expected: what is right.
+        case: what was asked.
+        what: a position is called.
+        first: number of the first position.
 
     Raises:
         CheckFailed: no list, another length, or the first position that differs.
@@ -56,16 +65,18 @@ def same_list(found, expected: Sequence, case: str, what: str = "position") -> N
         found = found.tolist()
     if not isinstance(found, (list, tuple)):
         raise CheckFailed(
-            f"{case}: expected a list of {len(expected)}, got {_shown(found)}"
+            f"{case}: expected a list such as {_shown(list(expected))}, got "
+            f"{_shown(found)}"
         )
     if len(found) != len(expected):
         raise CheckFailed(
-            f"{case}: expected {len(expected)} entries, got {len(found)}: "
-            f"{_shown(list(found))}"
+            f"{case}: expected {len(expected)} entries, {_shown(list(expected))}, got "
+            f"{len(found)}: {_shown(list(found))}"
         )
     for place, (mine, right) in enumerate(zip(found, expected, strict=True)):
         # A single answer has no number that the reader would know.
-        where = f"{case}, {what} {place}" if len(expected) > 1 else f"{case}, {what}"
+        number = f" {place + first}" if len(expected) > 1 else ""
+        where = f"{case}, {what}{number}"
         if isinstance(right, (list, tuple)):
             same_list(mine, right, f"{case}, row {place}", "column")
         elif isinstance(right, float):

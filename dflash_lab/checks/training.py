@@ -52,7 +52,8 @@ def check_labels(labels: Callable) -> None:
             place = anchor + slot
             expected.append(ids[place] if place < len(ids) else None)
         case = f"ids={ids}, anchor={anchor}, block_size={size}"
-        same_list(call(labels, ids, anchor, size, case=case), expected, case, "entry")
+        found = call(labels, ids, anchor, size, case=case)
+        same_list(found, expected, case, "slot", first=1)
     passed(labels, len(cases))
 
 
@@ -74,5 +75,5 @@ def check_slot_weights(slot_weights: Callable) -> None:
         expected = [math.exp(-k / gamma) for k in range(size - 1)]
         case = f"block_size={size}, gamma={gamma}"
         found = call(slot_weights, size, gamma, case=case)
-        same_list(found, expected, case, "slot")
+        same_list(found, expected, case, "slot", first=1)
     passed(slot_weights, len(cases))

@@ -189,7 +189,8 @@ FAULTS = {
         ),
         Fault(
             "off_policy_text",
-            "the answers were not written by this target",
+            "each prompt is followed by the answer to another, which the target would "
+            "not have written there",
             "let the target write the answers, with the chat template of deployment",
             on_texts=_off_policy,
         ),

@@ -1,7 +1,7 @@
 # %% [markdown] tags: slide
 # # 05 · Train a DFlash drafter
 #
-# *Time on two cores: {{time}}. Needs: lesson 03.*
+# *Time on two cores: {{time}}. Needs: lessons 03 and 04.*
 #
 # **Aims.** You can lay out what a training step sees: anchors, blocks, labels, the context
 # each block may use, and the weight of each slot. You have trained a drafter from nothing
@@ -27,7 +27,7 @@ work = Path(tempfile.mkdtemp())
 # ## 1. Text of the target's own
 #
 # The drafter shall guess what *this target* says, so it learns from what the target has
-# said. (Text by others is one of the classic mistakes: lesson 08.)
+# said, as the answer to the same prompt. (Other text is one of the classic mistakes: lesson 08.)
 
 # %%
 from dflash_lab.training.config import from_dict
@@ -60,8 +60,10 @@ print("answer:", decode(ids[start:]))
 # decoding, the anchor is the last token of the text, so it can be any token of an answer
 # that has another one behind it.
 #
-# **Exercise 1 (2 to 3 lines).** Which tokens may be anchors? `answer` says of each token
-# whether it belongs to the answer.
+# **Exercise 1 (2 to 3 lines).** Which tokens may be anchors? `answer` says of each token whether it
+# belongs to the answer. Return one True or False per token: True if this token *and* the very next
+# one belong to the answer. (The target writes an answer's first token itself, when it reads the
+# prompt. So the last token of a prompt is no anchor.)
 
 
 # %%
@@ -89,7 +91,8 @@ check.check_block(block)
 
 # %% [markdown]
 # **Exercise 3 (2 to 3 lines).** The labels of slots 1 to K − 1. A slot predicts the token *at
-# its own position* (no shift by one, as in language models). Past the end of the text: None.
+# its own position*. (A language model predicts the *next* token. Here nothing is shifted.) Past the
+# end of the text: None.
 
 
 # %%
@@ -104,7 +107,8 @@ check.check_labels(labels)
 
 # %% [markdown]
 # **Exercise 4 (1 line).** Which positions' target features may a block with this anchor use?
-# Think of decoding: the anchor has just been chosen. Has the target read it yet?
+# Return `length` values, True where it may. Think of decoding: the anchor has just been chosen.
+# Has the target read it yet?
 
 
 # %%
@@ -117,8 +121,8 @@ def sees_context(anchor, length):
 check.check_sees_context(sees_context)
 
 # %% [markdown]
-# Your blocks, in one pass for many anchors: each block sees the features before its own
-# anchor, and itself. Move the anchors.
+# Many blocks go through one pass: each sees the features before its own anchor, and itself. The
+# library's mask follows your rules. Move the anchors.
 
 # %%
 from dflash_lab.widgets.mask_explorer import drafter_mask_explorer
@@ -129,7 +133,7 @@ drafter_mask_explorer(12)
 # **What to notice.**
 # * The staircase ends one short of the anchor: f3 is closed to a block whose anchor is at 3.
 # * Blocks never see each other. They are separate exercises that share one text.
-# * Within a block everybody sees everybody: slot 1 may look at slot 7, and back.
+# * Within a block everybody sees everybody: mask 1 may look at mask 3, and mask 3 at mask 1.
 
 # %% [markdown]
 # **In words.** Why are anchors drawn at random, anew in every epoch, and not at every
@@ -145,7 +149,7 @@ drafter_mask_explorer(12)
 # ## 3. What a slot counts
 #
 # A slot is of use only if all slots before it are right. So early slots count more: slot k
-# has the weight exp(−(k − 1)/γ).
+# has the weight exp(−(k − 1)/γ). For K = 8 the trainer takes γ = 4.
 #
 # **Exercise 5 (1 to 2 lines).** The weights of slots 1 to K − 1.
 
@@ -165,8 +169,9 @@ check.check_slot_weights(slot_weights)
 # ## 4. Train
 #
 # Before step 1 the trainer checks what you have just written, on its own tensors: a block's
-# logits are the same in training and in decoding, nobody sees the future, the loss of a
-# fresh drafter is near ln V.
+# logits are the same in training and in decoding, nobody sees the future, and the first loss is
+# neither too low (then labels leak in) nor far above that of a drafter that passes its masks on
+# unchanged. (ln V is the loss of a uniform guess over V tokens.)
 #
 # **Before you run the next cell:** which slot will be learnt first? What will tau be in the
 # beginning, when no draft is ever right?
@@ -196,9 +201,11 @@ monitor.view
 # %% [markdown]
 # **What to notice.**
 # * Slot 1 rises first. Later slots have to guess more, from the same features.
-# * tau begins at 1: the target's own token comes with every cycle, whatever is drafted.
-# * The two curves are not the same thing. One is a product of accuracies on *training* text,
-#   as if slots were independent; the other is decoding on prompts never seen.
+# * Before a draft is ever right tau is 1: the target's own token comes with every cycle, whatever
+#   is drafted.
+# * The two curves of tau are not the same thing. *Predicted* is 1 + r1 + r1·r2 + ... with the
+#   accuracies on training text, as if slots were independent. *Measured* is decoding on prompts
+#   never seen, now and then.
 
 # %% [markdown] tags: slide
 # ## 5. Watch it decode
