@@ -179,7 +179,7 @@ def test_the_page_shows_every_row_and_says_who_loses():
     ]
     said = notices(rows)
     assert "dflash on chat is slower than" in said[0]
-    assert "dflash on all is faster than" in said[1] and "5%" in said[2]
+    assert "dflash on all is faster than" in said[1] and "5.0%" in said[2]
     figure, alt = interval_figure(rows, "speedup", "speed-up", 1)
     assert "dflash on chat 0.80 (0.70 to 0.90)" in alt and figure.axes
     run = {
