@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from dflash_lab.analysis.race import short_collections
 from dflash_lab.baselines.methods import Method, MethodSettings, make_method
 from dflash_lab.certify import explain
 from dflash_lab.errors import DFlashLabError
@@ -92,6 +93,7 @@ def run_bench(
     with (
         open(out / RECORDS, "a", encoding="utf-8") as file,
         tqdm(total=total, initial=len(done), desc="bench", disable=quiet) as progress,
+        short_collections(),
     ):
         for number, (group, prompt, ids) in enumerate(tasks):
             shift = number % len(names)

@@ -170,3 +170,16 @@ def test_a_race_is_fair_and_complete(world):
         tau_differences(results, "eagle")
     with pytest.raises(DFlashLabError, match="0 proposers"):
         race(target, {}, PROMPTS)
+
+
+def test_what_exists_is_out_of_the_collectors_sight_while_something_is_timed():
+    import gc
+
+    from dflash_lab.analysis.race import short_collections
+
+    before = gc.get_freeze_count()
+    with pytest.raises(KeyboardInterrupt), short_collections():
+        assert gc.get_freeze_count() > before + 1000
+        assert len(gc.get_objects(generation=2)) < 1000
+        raise KeyboardInterrupt
+    assert gc.get_freeze_count() == 0

@@ -295,7 +295,7 @@ table_view(["denoising steps", "leading tokens right, of 8"], rows)
 
 # %% [markdown]
 # **What to notice.**
-# * Eight steps buy a fifth of a token.
+# * Eight steps buy a quarter of a token.
 # * A second step costs as much as the first. For drafting, one step is the natural choice.
 # * What limits the drafter is what it *knows*. It has to guess what the target will say,
 #   and lesson 04 lets it ask.

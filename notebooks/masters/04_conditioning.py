@@ -263,8 +263,8 @@ for name, found in list(tau_differences(results, "1 step").items())[1:]:
 
 # %% [markdown]
 # **What to notice.**
-# * A second step adds nothing that could be told from zero; seven add a little, and cost six times
-#   the rows for each token. (This is another drafter than above, so its one step has another tau.)
+# * A second step adds nothing that could be told from zero. Seven add 0.4, and cost six times the
+#   rows for each token. (This is another drafter than above, so its one step has another tau.)
 # * The speed-up falls from the second step on. One step is best.
 # * A drafter that has never seen shown slots gains nothing at all from more steps (measured in
 #   [results](../docs/results.md)).

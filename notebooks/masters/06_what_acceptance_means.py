@@ -206,8 +206,9 @@ print(
 )
 
 # %% [markdown]
-# **What to notice.** Prompts with a high acceptance need few cycles, so pooling counts them
-# less: the pooled tau is usually the lower one (here in three sets of four).
+# **What to notice.** Prompts with a high acceptance tend to need fewer cycles (the correlation is
+# negative, and weak), so pooling counts them less: the pooled tau is usually the lower one (here
+# in three sets of four).
 #
 # ## 5. How sure is it?
 #

@@ -172,10 +172,10 @@ table_view(columns, rows, "brackets: 95 %, over four prompts only")
 
 # %% [markdown]
 # **What to notice.**
-# * Slot 1 is right in two of five cycles, slot 3 hardly ever. So tau is about 1.6: this
-#   drafter had 4 CPU-hours and 10,000 answers, where the paper's had GPUs and hundreds of
-#   thousands.
-# * A cycle costs a quarter more than a plain token, although it verifies eight rows: in
+# * The draft of slot 1 becomes text in two of five cycles, that of slot 3 in one of fifteen or
+#   twenty. So tau is about 1.6: this drafter had 4 CPU-hours and 10,000 answers, where the paper's
+#   had GPUs and hundreds of thousands.
+# * A cycle costs a fifth to a quarter more than a plain token, although it verifies eight rows: in
 #   bfloat16 reading the weights takes the time, as on a GPU. So even a tau of 1.6 pays.
 # * Four prompts give a wide interval. `dflash-lab bench --pair smol` asks more.
 
