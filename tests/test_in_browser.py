@@ -96,10 +96,18 @@ def lab(tmp_path_factory):
         text = json.dumps(to_notebook(cells))
         (folder / f"{name}.ipynb").write_text(text, encoding="utf-8")
     # All cells in the page, also those that are scrolled out of sight.
-    settings = home / "settings" / "@jupyterlab" / "notebook-extension"
-    settings.mkdir(parents=True)
-    tracker = settings / "tracker.jupyterlab-settings"
-    tracker.write_text('{"windowingMode": "none"}', encoding="utf-8")
+    settings = home / "settings" / "@jupyterlab"
+    for name, text in (
+        ("notebook-extension/tracker", '{"windowingMode": "none"}'),
+        # No question in a corner, which could lie over what is to be clicked.
+        (
+            "apputils-extension/notification",
+            '{"fetchNews": "false", "checkForUpdates": false}',
+        ),
+    ):
+        path = settings / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -202,7 +210,7 @@ def picture(box) -> str:
 
 
 def must_change(box, before: str, what: str) -> str:
-    for _ in range(100):
+    for _ in range(300):
         after = picture(box)
         if after != before:
             return after
@@ -219,8 +227,7 @@ def move_everything(box) -> int:
             float(handle.get_attribute(f"aria-value{x}")) for x in ("min", "now")
         )
         handle.focus()
-        page_key = "ArrowRight" if now == low else "ArrowLeft"
-        handle.press(page_key)
+        handle.press("ArrowRight" if now == low else "ArrowLeft")
         before = must_change(box, before, "a slider")
         moved += 1
     for tick in box.locator("input[type=checkbox]").all():
@@ -250,8 +257,7 @@ def move_everything(box) -> int:
 
 
 def widgets_of(page) -> list:
-    boxes = page.locator(".jp-OutputArea-output > .widget-vbox, "
-                         ".jp-OutputArea-output .widget-vbox")  # fmt: skip
+    boxes = page.locator(".jp-OutputArea-output .widget-vbox")
     boxes.first.wait_for(timeout=MINUTE)
     return boxes.all()
 
