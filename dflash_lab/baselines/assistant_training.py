@@ -36,6 +36,7 @@ from dflash_lab.baselines.training_command import (
     load_asked,
     parser_for,
     run_command,
+    settings_of,
     write_note,
 )
 from dflash_lab.errors import DFlashLabError
@@ -207,24 +208,14 @@ def agreement(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train from the command line and write the folder."""
     parser = parser_for("assistant_training", __doc__.split("\n")[0])
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=2, dest="num_hidden_layers")
     parser.add_argument("--start", choices=STARTS, default="target")
     parser.add_argument("--places", type=int, default=64, help="of each text and step")
     return run_command(parser, arguments, _run)
 
 
 def _run(asked) -> int:
-    settings = AssistantTraining(
-        asked.layers,
-        asked.start,
-        asked.places,
-        asked.batch_size,
-        asked.learning_rate,
-        asked.steps,
-        asked.cpu_minutes,
-        asked.seed,
-        asked.bf16,
-    )
+    settings = settings_of(AssistantTraining, asked)
     _check(settings)
     pair, taught, held_out = load_asked(asked)
     lines: list[dict] = []

@@ -30,6 +30,7 @@ from dflash_lab.baselines.training_command import (
     load_asked,
     parser_for,
     run_command,
+    settings_of,
     write_note,
 )
 from dflash_lab.errors import DFlashLabError
@@ -262,17 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(asked) -> int:
-    settings = EagleTraining(
-        asked.draft_vocab_size,
-        asked.unroll,
-        asked.places,
-        asked.batch_size,
-        asked.learning_rate,
-        asked.steps,
-        asked.cpu_minutes,
-        asked.seed,
-        asked.bf16,
-    )
+    settings = settings_of(EagleTraining, asked)
     if (settings.steps is None) == (settings.cpu_minutes is None):
         raise DFlashLabError("give either --steps or --cpu-minutes, not both")
     pair, taught, held_out = load_asked(asked)

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
@@ -61,6 +61,16 @@ def run_command(parser, arguments: Sequence[str] | None, run: Callable) -> int:
     except DFlashLabError as error:
         print(f"dflash_lab.baselines: error: {error}", file=sys.stderr)
         return 2
+
+
+def settings_of(kind, asked):
+    """Settings from options of the same names.
+
+    Args:
+        kind: a dataclass; every field must be an option.
+        asked: parsed.
+    """
+    return kind(**{field.name: getattr(asked, field.name) for field in fields(kind)})
 
 
 def load_asked(asked) -> tuple[Pair, list[Example], list[Example]]:
