@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from dflash_lab.pairs import load_pair
-from dflash_lab.trace import environment
+from dflash_lab.files import environment
+from dflash_lab.pairs.pair import load_pair
 
 RESULTS = Path(__file__).parent / "results" / "batch_regime.jsonl"
 

@@ -19,17 +19,17 @@ from pathlib import Path
 
 import torch
 
-from dflash_lab.analysis.acceptance import acceptance_per_position, pooled_tau
-from dflash_lab.analysis.speedup import (
+from dflash_lab.files import environment
+from dflash_lab.measure.acceptance import acceptance_per_position, pooled_tau
+from dflash_lab.measure.speedup import (
     best_block_size,
     measure_costs,
     tau_of_smaller_block,
 )
-from dflash_lab.pairs import load_pair
-from dflash_lab.prompts import load_prompts
-from dflash_lab.proposers import DFlash, Plain
-from dflash_lab.speculative import speculative_generate
-from dflash_lab.trace import environment
+from dflash_lab.pairs.pair import load_pair
+from dflash_lab.pairs.prompts import load_prompts
+from dflash_lab.speculative.generate import speculative_generate
+from dflash_lab.speculative.proposer import DFlash, Plain
 
 RESULTS = Path(__file__).parent / "results" / "cost_model.jsonl"
 

@@ -19,16 +19,16 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from dflash_lab.analysis.intervals import paired_ratio_interval, ratio_interval
 from dflash_lab.diffusion.drafting import StepwiseDFlash
-from dflash_lab.drafter import DFlashDraftModel
-from dflash_lab.pairs import load_pair
-from dflash_lab.prompts import load_prompts
-from dflash_lab.proposers import Plain
-from dflash_lab.speculative import speculative_generate
-from dflash_lab.trace import environment
-from dflash_lab.training.config import load_config
-from dflash_lab.training.run import train
+from dflash_lab.drafter.model import DFlashDraftModel
+from dflash_lab.files import environment
+from dflash_lab.measure.intervals import paired_ratio_interval, ratio_interval
+from dflash_lab.pairs.pair import load_pair
+from dflash_lab.pairs.prompts import load_prompts
+from dflash_lab.speculative.generate import speculative_generate
+from dflash_lab.speculative.proposer import Plain
+from dflash_lab.training.run.config import load_config
+from dflash_lab.training.run.train import train
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "denoising_steps.jsonl"

@@ -24,24 +24,24 @@ from pathlib import Path
 
 import torch
 
-from dflash_lab.analysis.intervals import paired_ratio_interval, ratio_interval
 from dflash_lab.baselines.eagle import EagleConfig, EagleHead
 from dflash_lab.baselines.eagle_proposer import Eagle
 from dflash_lab.baselines.eagle_training import EagleTraining, train_eagle
 from dflash_lab.baselines.medusa import MedusaHeads
 from dflash_lab.baselines.medusa_proposer import Medusa
 from dflash_lab.baselines.medusa_training import MedusaTraining, train_medusa
-from dflash_lab.pairs import load_pair
-from dflash_lab.prompts import load_prompts
-from dflash_lab.proposers import DFlash, Plain
-from dflash_lab.speculative import speculative_generate
-from dflash_lab.trace import environment
-from dflash_lab.training.config import load_config
-from dflash_lab.training.dataset import load_examples
-from dflash_lab.training.feature_store import cache_features
-from dflash_lab.training.features import OfflineFeatures
-from dflash_lab.training.own_corpus import write_own_corpus
-from dflash_lab.training.run import train
+from dflash_lab.files import environment
+from dflash_lab.measure.intervals import paired_ratio_interval, ratio_interval
+from dflash_lab.pairs.pair import load_pair
+from dflash_lab.pairs.prompts import load_prompts
+from dflash_lab.speculative.generate import speculative_generate
+from dflash_lab.speculative.proposer import DFlash, Plain
+from dflash_lab.training.data.dataset import load_examples
+from dflash_lab.training.data.feature_store import cache_features
+from dflash_lab.training.data.features import OfflineFeatures
+from dflash_lab.training.run.config import load_config
+from dflash_lab.training.run.own_corpus import write_own_corpus
+from dflash_lab.training.run.train import train
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "eagle_vs_dflash.jsonl"

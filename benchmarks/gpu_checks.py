@@ -23,19 +23,19 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from dflash_lab.config import DFlashConfig
-from dflash_lab.drafter import DFlashDraftModel
-from dflash_lab.fused import as_target
-from dflash_lab.generation import new_row
-from dflash_lab.graphs import make_cycles
-from dflash_lab.hf_assistant import as_hf_assistant
-from dflash_lab.pairs import load_pair
-from dflash_lab.prompts import load_prompts
-from dflash_lab.proposers import DFlash, Plain
-from dflash_lab.sampling import Sampling
-from dflash_lab.speculative import speculative_generate
-from dflash_lab.static_loop import StaticLoop
-from dflash_lab.trace import environment
+from dflash_lab.drafter.config import DFlashConfig
+from dflash_lab.drafter.model import DFlashDraftModel
+from dflash_lab.files import environment
+from dflash_lab.interop.hf_assistant import as_hf_assistant
+from dflash_lab.pairs.pair import load_pair
+from dflash_lab.pairs.prompts import load_prompts
+from dflash_lab.speculative.generate import speculative_generate
+from dflash_lab.speculative.generation import new_row
+from dflash_lab.speculative.graphs import make_cycles
+from dflash_lab.speculative.proposer import DFlash, Plain
+from dflash_lab.speculative.sampling import Sampling
+from dflash_lab.speculative.static_loop import StaticLoop
+from dflash_lab.target.fused import as_target
 
 RESULTS = Path(__file__).parent / "results" / "gpu_checks.jsonl"
 COMMON = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}

@@ -24,12 +24,12 @@ from pathlib import Path
 import torch
 from levers import held_out_examples, score
 
-from dflash_lab.drafter import DFlashDraftModel
-from dflash_lab.pairs import load_pair
-from dflash_lab.trace import environment
-from dflash_lab.training.progress import kept_drafters
-from dflash_lab.viz.curves import figure_png
-from dflash_lab.viz.diffusion import lines_figure
+from dflash_lab.drafter.model import DFlashDraftModel
+from dflash_lab.files import environment
+from dflash_lab.pairs.pair import load_pair
+from dflash_lab.training.run.progress import kept_drafters
+from dflash_lab.views.curves import figure_png
+from dflash_lab.views.diffusion import lines_figure
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "learning_curve.jsonl"

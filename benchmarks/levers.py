@@ -22,15 +22,15 @@ from pathlib import Path
 
 import torch
 
-from dflash_lab.analysis.diagnosis import Examination
-from dflash_lab.pairs import load_pair
-from dflash_lab.prompts import load_prompts
-from dflash_lab.trace import environment
-from dflash_lab.training.config import from_dict
-from dflash_lab.training.corpus import read_corpus, write_corpus
-from dflash_lab.training.corpus_file import write_rows
-from dflash_lab.training.dataset import load_examples
-from dflash_lab.training.run import train
+from dflash_lab.clinic.diagnosis import Examination
+from dflash_lab.files import environment
+from dflash_lab.pairs.pair import load_pair
+from dflash_lab.pairs.prompts import load_prompts
+from dflash_lab.training.corpus.corpus import read_corpus, write_corpus
+from dflash_lab.training.corpus.corpus_file import write_rows
+from dflash_lab.training.data.dataset import load_examples
+from dflash_lab.training.run.config import from_dict
+from dflash_lab.training.run.train import train
 
 RESULTS = Path(__file__).parent / "results" / "levers.jsonl"
 

@@ -23,12 +23,12 @@ from pathlib import Path
 import torch
 
 from dflash_lab.baselines.growing_caches import generate_with_growing_caches
-from dflash_lab.hf_assistant import as_hf_assistant
-from dflash_lab.pairs import load_pair
-from dflash_lab.prompts import load_prompts
-from dflash_lab.proposers import DFlash, Plain
-from dflash_lab.speculative import speculative_generate
-from dflash_lab.trace import environment
+from dflash_lab.files import environment
+from dflash_lab.interop.hf_assistant import as_hf_assistant
+from dflash_lab.pairs.pair import load_pair
+from dflash_lab.pairs.prompts import load_prompts
+from dflash_lab.speculative.generate import speculative_generate
+from dflash_lab.speculative.proposer import DFlash, Plain
 
 RESULTS = Path(__file__).parent / "results" / "loops.jsonl"
 

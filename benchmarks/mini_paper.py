@@ -20,19 +20,18 @@ from pathlib import Path
 
 import torch
 
-from dflash_lab.analysis.race import race, standings, tau_differences
 from dflash_lab.baselines.eagle import EagleHead
 from dflash_lab.baselines.eagle_proposer import Eagle
 from dflash_lab.baselines.medusa import MedusaHeads
 from dflash_lab.baselines.medusa_proposer import Medusa
-from dflash_lab.drafter import DFlashDraftModel
-from dflash_lab.input_fusion import InputFusionDraftModel
-from dflash_lab.ngram import NGramLookup
-from dflash_lab.pairs import data_root, load_pair
-from dflash_lab.prompts import load_prompts
-from dflash_lab.proposers import DFlash, Plain, Proposer
-from dflash_lab.sampling import Sampling
-from dflash_lab.trace import environment, write_text_atomically
+from dflash_lab.drafter.variants import load_drafter
+from dflash_lab.files import data_root, environment, write_text_atomically
+from dflash_lab.measure.race import race, standings, tau_differences
+from dflash_lab.pairs.pair import load_pair
+from dflash_lab.pairs.prompts import load_prompts
+from dflash_lab.speculative.ngram import NGramLookup
+from dflash_lab.speculative.proposer import DFlash, Plain, Proposer
+from dflash_lab.speculative.sampling import Sampling
 
 RESULTS = Path(__file__).resolve().parent / "results" / "mini_paper.jsonl"
 PLAIN = "plain"
@@ -136,8 +135,7 @@ def proposer(name: str, block_size: int | None) -> Proposer:
     if name == "medusa":
         return Medusa(MedusaHeads.from_pretrained(folder / "tiny-medusa"))
     place = folder / "tiny/drafter" if name == "tiny" else folder / "tiny-family" / name
-    kind = InputFusionDraftModel if name == "input-fusion" else DFlashDraftModel
-    drafter = kind.from_pretrained(place, torch.float32)
+    drafter = load_drafter(place, torch.float32)
     if block_size is not None and block_size > drafter.config.block_size:
         # Refused elsewhere, as such drafts are poor; how poor is what table 8 asks.
         drafter.config = replace(drafter.config, block_size=block_size)

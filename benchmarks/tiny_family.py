@@ -16,9 +16,9 @@ import json
 import shutil
 from pathlib import Path
 
-from dflash_lab.training.config import load_config
-from dflash_lab.training.faults import FAULTS
-from dflash_lab.training.run import train
+from dflash_lab.training.data.faults import FAULTS
+from dflash_lab.training.run.config import load_config
+from dflash_lab.training.run.train import train
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "tiny_family.jsonl"

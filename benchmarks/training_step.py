@@ -25,15 +25,15 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from dflash_lab.config import DFlashConfig
-from dflash_lab.drafter import DFlashDraftModel
-from dflash_lab.pairs import load_pair
-from dflash_lab.trace import environment, write_text_atomically
-from dflash_lab.training.dataset import Example
-from dflash_lab.training.features import OnlineFeatures
-from dflash_lab.training.first_drafter import SMOL_MASK_ID
+from dflash_lab.drafter.config import DFlashConfig
+from dflash_lab.drafter.model import DFlashDraftModel
+from dflash_lab.files import environment, write_text_atomically
+from dflash_lab.pairs.pair import load_pair
+from dflash_lab.training.data.dataset import Example
+from dflash_lab.training.data.features import OnlineFeatures
+from dflash_lab.training.data.pipeline import Pipeline
 from dflash_lab.training.objective import HeadRows, Objective
-from dflash_lab.training.pipeline import Pipeline
+from dflash_lab.training.run.first_drafter import SMOL_MASK_ID
 
 RESULTS = Path(__file__).parent / "results" / "training_step.json"
 

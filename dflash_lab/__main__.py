@@ -1,5 +1,5 @@
 """`python -m dflash_lab` is `dflash-lab`."""
 
-from dflash_lab.cli import main
+from dflash_lab.cli.main import main
 
 raise SystemExit(main())

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from dflash_lab.proposers import Proposal
+from dflash_lab.speculative.proposer import Proposal
 
 
 def generate_greedily(target, prompt, max_new_tokens, stop_token_ids=()):

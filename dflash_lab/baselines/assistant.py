@@ -23,11 +23,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dflash_lab.checkpoint import read_checkpoint
-from dflash_lab.conditioning import find_decoder_layers
+from dflash_lab.conditioning.taps import find_decoder_layers
+from dflash_lab.drafter.checkpoint import read_checkpoint
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.target import Target
-from dflash_lab.trace import write_text_atomically
+from dflash_lab.files import write_text_atomically
+from dflash_lab.target.target import Target
 
 MODEL_TYPE = "dflash_lab_assistant"
 # Fields of the target's config that its layers and its table must agree in.

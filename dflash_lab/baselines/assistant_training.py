@@ -40,8 +40,8 @@ from dflash_lab.baselines.training_command import (
     write_note,
 )
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.target import Target
-from dflash_lab.training.dataset import (
+from dflash_lab.target.target import Target
+from dflash_lab.training.data.dataset import (
     BatchPlan,
     Example,
     anchor_scores,

@@ -21,12 +21,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dflash_lab.attention import attend
 from dflash_lab.compat import rope_settings
-from dflash_lab.config import DFlashConfig
+from dflash_lab.conditioning.attention import attend
+from dflash_lab.drafter.config import DFlashConfig
+from dflash_lab.drafter.layers import DFlashMLP, RMSNorm, Rotary, rotate
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.layers import DFlashMLP, RMSNorm, Rotary, rotate
-from dflash_lab.trace import write_text_atomically
+from dflash_lab.files import write_text_atomically
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dflash_lab.attention import attend
 from dflash_lab.baselines.eagle import EagleHead, embed
-from dflash_lab.cache import PositionCache, causal_mask
+from dflash_lab.conditioning.attention import attend
+from dflash_lab.conditioning.cache import PositionCache, causal_mask
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.proposers import Proposal
-from dflash_lab.sampling import (
+from dflash_lab.speculative.proposer import Proposal
+from dflash_lab.speculative.sampling import (
     STREAM_DRAFT,
     check_finite,
     gumbel_noise,
@@ -25,7 +25,7 @@ from dflash_lab.sampling import (
     most_likely,
     warped_log_probs,
 )
-from dflash_lab.target import Target
+from dflash_lab.target.target import Target
 
 
 class Eagle:

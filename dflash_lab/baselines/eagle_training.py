@@ -34,10 +34,14 @@ from dflash_lab.baselines.training_command import (
     write_note,
 )
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.target import Target
-from dflash_lab.training.dataset import BatchPlan, Example, anchor_scores, collate
-from dflash_lab.training.feature_store import cache_features
-from dflash_lab.training.features import OfflineFeatures, OnlineFeatures, feature_scale
+from dflash_lab.target.target import Target
+from dflash_lab.training.data.dataset import BatchPlan, Example, anchor_scores, collate
+from dflash_lab.training.data.feature_store import cache_features
+from dflash_lab.training.data.features import (
+    OfflineFeatures,
+    OnlineFeatures,
+    feature_scale,
+)
 
 DECAY = 0.8
 

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from dflash_lab.compat import cache_kwarg
-from dflash_lab.drafter import DFlashDraftModel
-from dflash_lab.masks import anchor_block_mask
+from dflash_lab.conditioning.masks import anchor_block_mask
+from dflash_lab.drafter.model import DFlashDraftModel
 
 
 @torch.inference_mode()

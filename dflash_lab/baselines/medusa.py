@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dflash_lab.checkpoint import read_checkpoint, write_checkpoint
+from dflash_lab.drafter.checkpoint import read_checkpoint, write_checkpoint
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.target import Target
+from dflash_lab.target.target import Target
 
 MODEL_TYPE = "dflash_lab_medusa"
 

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from dflash_lab.baselines.medusa import MedusaHeads
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.fused import FusedTap, FusedTarget
-from dflash_lab.proposers import Proposal
-from dflash_lab.sampling import (
+from dflash_lab.speculative.proposer import Proposal
+from dflash_lab.speculative.sampling import (
     STREAM_DRAFT,
     check_finite,
     gumbel_noise,
@@ -28,7 +27,8 @@ from dflash_lab.sampling import (
     most_likely,
     warped_log_probs,
 )
-from dflash_lab.target import Target
+from dflash_lab.target.fused import FusedTap, FusedTarget
+from dflash_lab.target.target import Target
 
 
 class Medusa:

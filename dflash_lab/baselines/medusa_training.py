@@ -22,9 +22,9 @@ from tqdm import tqdm
 
 from dflash_lab.baselines.medusa import MedusaConfig, MedusaHeads
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.target import Target
-from dflash_lab.training.anchors import make_blocks, select_anchors
-from dflash_lab.training.dataset import BatchPlan, Example, anchor_scores, collate
+from dflash_lab.target.target import Target
+from dflash_lab.training.data.anchors import make_blocks, select_anchors
+from dflash_lab.training.data.dataset import BatchPlan, Example, anchor_scores, collate
 from dflash_lab.training.losses import LossSums, frozen_head_loss
 
 DECAY = 0.8

@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.pairs import Pair, load_pair
-from dflash_lab.trace import environment, write_text_atomically
-from dflash_lab.training.dataset import Example, load_examples
+from dflash_lab.files import environment, write_text_atomically
+from dflash_lab.pairs.pair import Pair, load_pair
+from dflash_lab.training.data.dataset import Example, load_examples
 
 HELD_OUT = 50  # last texts, for what is reported
 

@@ -5,5 +5,5 @@ theory on spaces small enough to enumerate, `model` is one transformer for three
 writing text, `objectives` trains them, `samplers` and `blocks` write, `study` compares.
 
 Leaves out: conditioning on another model's features; that is the drafter's
-(`dflash_lab.drafter`).
+(`dflash_lab.drafter.model`).
 """

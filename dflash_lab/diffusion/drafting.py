@@ -13,11 +13,11 @@ import torch
 from torch.nn import functional as F
 
 from dflash_lab.diffusion.samplers import tokens_per_step
-from dflash_lab.drafter import DFlashDraftModel
+from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.proposers import DFlash, DFlashSession, Proposal
-from dflash_lab.sampling import check_finite
-from dflash_lab.target import Target
+from dflash_lab.speculative.proposer import DFlash, DFlashSession, Proposal
+from dflash_lab.speculative.sampling import check_finite
+from dflash_lab.target.target import Target
 
 ORDERS = ("left", "confidence")
 

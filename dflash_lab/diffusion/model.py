@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dflash_lab.layers import RMSNorm, rotate
+from dflash_lab.drafter.layers import RMSNorm, rotate
 
 # Keys and values of each layer, (B, H, S, d) both.
 Cache = list[tuple[Tensor, Tensor]]

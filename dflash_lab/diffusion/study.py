@@ -25,9 +25,9 @@ from dflash_lab.diffusion.model import TextModel, TextModelConfig, causal_mask
 from dflash_lab.diffusion.objectives import loss_of
 from dflash_lab.diffusion.samplers import SampleHistory, draw
 from dflash_lab.diffusion.schedules import Schedule
-from dflash_lab.training.tiny import encode
-from dflash_lab.training.tiny_text import KINDS as KINDS_OF_TEXT
-from dflash_lab.training.tiny_text import tiny_texts
+from dflash_lab.training.corpus.tiny_text import KINDS as KINDS_OF_TEXT
+from dflash_lab.training.corpus.tiny_text import tiny_texts
+from dflash_lab.training.run.tiny import encode
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.training import launch
+from dflash_lab.training.run import launch
 
 
 def main() -> int:

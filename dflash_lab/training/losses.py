@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dflash_lab.sampling import most_likely
+from dflash_lab.speculative.sampling import most_likely
 
 LOSSES = ("ce", "kl", "dpace")
 # gamma for a block size K, from the paper's appendix A.1.

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dflash_lab.drafter import DFlashDraftModel, build_drafter
+from dflash_lab.drafter.model import DFlashDraftModel
+from dflash_lab.drafter.variants import build_drafter
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.target import Target
-from dflash_lab.training.batch import TrainingBatch
-from dflash_lab.training.dataset import Example
+from dflash_lab.target.target import Target
+from dflash_lab.training.data.batch import TrainingBatch
+from dflash_lab.training.data.dataset import Example
 from dflash_lab.training.losses import (
     LossSums,
     decay_weights,

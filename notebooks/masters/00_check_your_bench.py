@@ -10,7 +10,7 @@
 # project) lies in the package.
 
 # %%
-from dflash_lab.doctor import run_doctor
+from dflash_lab.cli.doctor import run_doctor
 
 status = run_doctor()
 
@@ -38,7 +38,7 @@ assert drafted.output_ids == plain.output_ids
 print(prompt)
 
 # %%
-from dflash_lab.viz.stepper import text_view
+from dflash_lab.views.stepper import text_view
 
 text_view(drafted, pair.tokenizer.decode)
 
@@ -50,7 +50,7 @@ text_view(drafted, pair.tokenizer.decode)
 # * Hover a token for its number.
 
 # %%
-from dflash_lab.viz.view import table_view
+from dflash_lab.views.view import table_view
 
 cycles = len(drafted.trace.cycles)
 tokens = len(drafted.output_ids[0])

@@ -15,8 +15,8 @@
 import torch
 
 from dflash_lab import load_pair
-from dflash_lab.checks import noise as check
-from dflash_lab.lessons import pick
+from dflash_lab.course.checks import noise as check
+from dflash_lab.course.lessons import pick
 
 pair = load_pair("tiny", with_drafter=False, quiet=True)
 tokenizer = pair.tokenizer
@@ -49,7 +49,7 @@ check.check_mask_words(mask_words)
 # The same draws at five times, the noisiest on top. Read upwards, a mask that has come stays.
 
 # %%
-from dflash_lab.viz.diffusion import film_strip
+from dflash_lab.views.diffusion import film_strip
 
 generator = torch.Generator().manual_seed(0)
 draws = torch.rand(len(ids), generator=generator).tolist()
@@ -92,8 +92,8 @@ check.check_weight(weight)
 
 # %%
 from dflash_lab.diffusion.schedules import Schedule
-from dflash_lab.viz.diffusion import lines_figure
-from dflash_lab.viz.view import figure_view
+from dflash_lab.views.diffusion import lines_figure
+from dflash_lab.views.view import figure_view
 
 times = torch.linspace(0.05, 1, 39)
 curves = {
@@ -176,7 +176,7 @@ def mean(values):
 true = mean([math.log(law[place]) for place in places])
 
 # %%
-from dflash_lab.viz.view import table_view
+from dflash_lab.views.view import table_view
 
 rows = []
 for steps in (1, 2, 4, 16, 64):
@@ -271,7 +271,7 @@ check.check_reverse_step(reverse_step)
 
 # %%
 from dflash_lab.diffusion.samplers import ancestral_sample
-from dflash_lab.viz.diffusion import player
+from dflash_lab.views.diffusion import player
 
 blank = torch.full((8, LENGTH), MASK)
 alphas = [1 - k / 16 for k in range(16)] + [0.0]

@@ -15,8 +15,8 @@
 import torch
 
 from dflash_lab import load_pair
-from dflash_lab.checks import blocks as check
-from dflash_lab.lessons import pick
+from dflash_lab.course.checks import blocks as check
+from dflash_lab.course.lessons import pick
 
 pair = load_pair("tiny", with_drafter=False, quiet=True)
 tokenizer = pair.tokenizer
@@ -104,13 +104,13 @@ assert my_mask(6, 2) == block_diffusion_mask(6, 2).tolist()
 # at block size 8 of 8?
 
 # %%
-from dflash_lab.viz.masks import block_diffusion_picture, mask_view
-from dflash_lab.widgets.mask_explorer import block_mask_explorer
+from dflash_lab.views.masks import block_diffusion_picture, mask_view
+from dflash_lab.views.widgets.mask_explorer import block_mask_explorer
 
 block_mask_explorer(8)
 
 # %%
-from dflash_lab.viz.view import stacked
+from dflash_lab.views.view import stacked
 
 ends = {1: "K = 1; hover a cell: it says why", 8: "K = 8"}
 stacked(*(mask_view(block_diffusion_picture(8, k), ends[k]) for k in ends))
@@ -142,8 +142,8 @@ models = {
 held_out = text_batch(tokenizer, 64, LENGTH, seed=1, held_out=True, kinds=("chat",))
 
 # %%
-from dflash_lab.viz.diffusion import lines_figure
-from dflash_lab.viz.view import figure_view
+from dflash_lab.views.diffusion import lines_figure
+from dflash_lab.views.view import figure_view
 
 nats = [
     (size, bound("block", made.model, held_out, block_size=size, draws=8))
@@ -289,7 +289,7 @@ for steps in (1, 2, 4, 8):
     rows.append([steps, sum(right) / len(right)])
 
 # %%
-from dflash_lab.viz.view import table_view
+from dflash_lab.views.view import table_view
 
 table_view(["denoising steps", "leading tokens right, of 8"], rows)
 

@@ -15,8 +15,8 @@
 import torch
 
 from dflash_lab import load_pair, load_prompts
-from dflash_lab.checks import verify as check
-from dflash_lab.lessons import pick
+from dflash_lab.course.checks import verify as check
+from dflash_lab.course.lessons import pick
 
 pair = load_pair("tiny", quiet=True)
 model, tokenizer = pair.target.model, pair.tokenizer
@@ -120,7 +120,7 @@ def speculate(prompt, new_tokens, draft, end=0):
 # reworked (`tiny-rewrite`), or where a story is told (`tiny-chat`)? Five prompts of each.
 
 # %%
-from dflash_lab.viz.view import table_view
+from dflash_lab.views.view import table_view
 
 NEW = pick(40, 12)
 rows = []
@@ -148,7 +148,7 @@ table_view(["prompts", "passes, plain", "passes, lookup", "ratio"], rows)
 
 # %%
 from dflash_lab import DFlash, speculative_generate
-from dflash_lab.widgets.decode_stepper import decode_stepper
+from dflash_lab.views.widgets.decode_stepper import decode_stepper
 
 result = speculative_generate(
     pair, DFlash(pair.drafter), prompt, max_new_tokens=NEW, stop_token_ids=(0,)
@@ -157,7 +157,7 @@ assert result.output_ids[0] == speculate(prompt, NEW, lambda text: [])[0]
 decode_stepper(result, tokenizer.decode)
 
 # %%
-from dflash_lab.viz.stepper import cycles_view
+from dflash_lab.views.stepper import cycles_view
 
 cycles_view(result.trace, tokenizer.decode)
 

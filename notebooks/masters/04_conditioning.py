@@ -18,9 +18,9 @@ import math
 import torch
 
 from dflash_lab import DFlash, Plain, load_pair, load_prompts
-from dflash_lab.checks import conditioning as check
-from dflash_lab.family import load_member
-from dflash_lab.lessons import pick
+from dflash_lab.clinic.family import load_member
+from dflash_lab.course.checks import conditioning as check
+from dflash_lab.course.lessons import pick
 
 torch.set_num_threads(1)  # the tiny pair is faster so
 pair = load_pair("tiny", quiet=True)
@@ -66,7 +66,7 @@ check.check_features(features)
 # Yours against the library's, which copies these layers with hooks and frees the others:
 
 # %%
-from dflash_lab.conditioning import HiddenStateTap
+from dflash_lab.conditioning.taps import HiddenStateTap
 
 model, ids = pair.target.model, drafter.config.target_layer_ids
 prompt = torch.tensor([pair.encode(load_prompts("tiny-chat")[0].turns[0])])
@@ -165,8 +165,8 @@ check.check_new_context(new_context)
 # %%
 import copy
 
-from dflash_lab.analysis.race import race, standings
-from dflash_lab.viz.ablations import standings_view
+from dflash_lab.measure.race import race, standings
+from dflash_lab.views.ablations import standings_view
 
 deaf = copy.deepcopy(drafter)
 torch.nn.init.zeros_(deaf.fc.weight)
@@ -183,9 +183,9 @@ results = race(pair, proposers, prompts, **options)
 standings_view(standings(results, "plain"))
 
 # %%
-from dflash_lab.analysis.acceptance import acceptance_per_position
-from dflash_lab.viz.diffusion import lines_figure
-from dflash_lab.viz.view import figure_view
+from dflash_lab.measure.acceptance import acceptance_per_position
+from dflash_lab.views.diffusion import lines_figure
+from dflash_lab.views.view import figure_view
 
 series = {}
 for name in drafters:
@@ -254,7 +254,7 @@ results = race(pair, steps, prompts, loop="host", **options)  # all in the plain
 standings_view(standings(results, "plain"))
 
 # %%
-from dflash_lab.analysis.race import tau_differences
+from dflash_lab.measure.race import tau_differences
 
 taus = {s.name: s.tau.value for s in standings(results, "plain")}
 for name, found in list(tau_differences(results, "1 step").items())[1:]:

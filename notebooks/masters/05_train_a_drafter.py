@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 
 from dflash_lab import load_pair
-from dflash_lab.checks import training as check
-from dflash_lab.lessons import pick
+from dflash_lab.course.checks import training as check
+from dflash_lab.course.lessons import pick
 
 pair = load_pair("tiny", with_drafter=False, quiet=True)
 decode, MASK = pair.tokenizer.decode, pair.tokenizer.convert_tokens_to_ids("<|mask|>")
@@ -30,8 +30,8 @@ work = Path(tempfile.mkdtemp())
 # said, as the answer to the same prompt. (Other text is one of the classic mistakes: lesson 08.)
 
 # %%
-from dflash_lab.training.config import from_dict
-from dflash_lab.training.own_corpus import write_own_corpus
+from dflash_lab.training.run.config import from_dict
+from dflash_lab.training.run.own_corpus import write_own_corpus
 
 settings = {
     "pair": "tiny",
@@ -45,7 +45,7 @@ settings = {
 write_own_corpus(pair, work / "c.jsonl", from_dict(settings).corpus)
 
 # %%
-from dflash_lab.training.dataset import load_examples
+from dflash_lab.training.data.dataset import load_examples
 
 examples, _ = load_examples([work / "c.jsonl"])
 ids = list(examples[0].input_ids)
@@ -125,7 +125,7 @@ check.check_sees_context(sees_context)
 # library's mask follows your rules. Move the anchors.
 
 # %%
-from dflash_lab.widgets.mask_explorer import drafter_mask_explorer
+from dflash_lab.views.widgets.mask_explorer import drafter_mask_explorer
 
 drafter_mask_explorer(12)
 
@@ -179,8 +179,8 @@ check.check_slot_weights(slot_weights)
 # %%
 from functools import partial
 
-from dflash_lab.training.run import train
-from dflash_lab.widgets.training_monitor import training_monitor
+from dflash_lab.training.run.train import train
+from dflash_lab.views.widgets.training_monitor import training_monitor
 
 config = from_dict(settings)
 monitor = training_monitor(partial(train, config, pair=pair, resume=True))
@@ -212,7 +212,7 @@ monitor.view
 
 # %%
 from dflash_lab import DFlash, load_prompts, speculative_generate
-from dflash_lab.viz.stepper import text_view
+from dflash_lab.views.stepper import text_view
 
 prompt = load_prompts("tiny-chat")[1].turns[0]
 mine = speculative_generate(

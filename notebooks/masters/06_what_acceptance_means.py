@@ -13,8 +13,8 @@
 
 # %%
 from dflash_lab import DFlash, load_pair, load_prompts, speculative_generate
-from dflash_lab.checks import acceptance as check
-from dflash_lab.lessons import pick
+from dflash_lab.course.checks import acceptance as check
+from dflash_lab.course.lessons import pick
 
 pair = load_pair("tiny", quiet=True)
 proposer = DFlash(pair.drafter)
@@ -118,7 +118,7 @@ check.check_conditional(conditional)
 # Which is the lowest at the last slot?
 
 # %%
-from dflash_lab.widgets.acceptance_explorer import acceptance_explorer
+from dflash_lab.views.widgets.acceptance_explorer import acceptance_explorer
 
 acceptance_explorer(traces)
 
@@ -162,7 +162,7 @@ def independent(rates):
 check.check_independent(independent)
 
 # %%
-from dflash_lab.viz.view import table_view
+from dflash_lab.views.view import table_view
 
 rows = [
     ["tau, measured", tau(blocks)],
@@ -185,7 +185,7 @@ table_view(["", "tokens per cycle"], rows)
 # over prompts, every prompt weighs the same. The benchmark of DFlash's authors prints the second.
 
 # %%
-from dflash_lab.analysis.acceptance import acceptance_summary
+from dflash_lab.measure.acceptance import acceptance_summary
 
 rows = []
 for name, part in traces.items():
@@ -216,7 +216,7 @@ print(
 # prompts are resampled.
 
 # %%
-from dflash_lab.analysis.intervals import ratio_interval
+from dflash_lab.measure.intervals import ratio_interval
 
 
 def interval(count):
@@ -238,7 +238,7 @@ table_view(["prompts per set", "tau [95 %]"], [[n, interval(n)] for n in sizes])
 # %%
 import pandas as pd
 
-from dflash_lab.analysis.slices import acceptance_by, acceptance_by_token, token_class
+from dflash_lab.measure.slices import acceptance_by, acceptance_by_token, token_class
 
 frames = [trace.to_frame() for part in traces.values() for trace in part]
 frame = pd.concat(frames, keys=range(len(frames)), names=["set", "row"]).reset_index()
@@ -251,8 +251,8 @@ table_view(list(kinds.columns), kinds.values.tolist(), "by the target's token")
 # the sum, in one pass, beside everything else in the block.
 
 # %%
-from dflash_lab.viz.diffusion import lines_figure
-from dflash_lab.viz.view import figure_view
+from dflash_lab.views.diffusion import lines_figure
+from dflash_lab.views.view import figure_view
 
 points = list(zip(margin["target_margin"].tolist(), margin["rate"].tolist()))
 made = lines_figure(

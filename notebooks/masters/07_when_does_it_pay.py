@@ -14,8 +14,8 @@
 import torch
 
 from dflash_lab import DFlash, Plain, load_pair, load_prompts
-from dflash_lab.checks import speedup as check
-from dflash_lab.lessons import pick
+from dflash_lab.course.checks import speedup as check
+from dflash_lab.course.lessons import pick
 
 torch.set_num_threads(1)  # the tiny pair is faster so
 pair = load_pair("tiny", quiet=True)
@@ -55,7 +55,7 @@ check.check_break_even(break_even)
 # machines. The start is a guess for a GPU: verifying 16 rows costs little more than one.
 
 # %%
-from dflash_lab.widgets.speedup_calculator import speedup_calculator
+from dflash_lab.views.widgets.speedup_calculator import speedup_calculator
 
 speedup_calculator()
 
@@ -76,8 +76,8 @@ speedup_calculator()
 # **Before you run the next cell:** by how much is a cycle of 8 rows slower than one of 2, here?
 
 # %%
-from dflash_lab.analysis.speedup import measure_costs
-from dflash_lab.viz.view import table_view
+from dflash_lab.measure.speedup import measure_costs
+from dflash_lab.views.view import table_view
 
 SIZES = (2, 4, 6, 8)
 costs = measure_costs(pair.target, pair.drafter, SIZES, rounds=pick(60, 3))
@@ -90,8 +90,8 @@ table_view(
 )
 
 # %%
-from dflash_lab.viz.speedup import speedup_figure
-from dflash_lab.viz.view import figure_view
+from dflash_lab.views.speedup import speedup_figure
+from dflash_lab.views.view import figure_view
 
 figure_view(speedup_figure(costs))
 
@@ -117,8 +117,8 @@ def smaller_block(survival, block_size):
 check.check_smaller_block(smaller_block)
 
 # %%
-from dflash_lab.analysis.acceptance import acceptance_per_position
-from dflash_lab.analysis.race import race
+from dflash_lab.measure.acceptance import acceptance_per_position
+from dflash_lab.measure.race import race
 
 sets = [load_prompts(name, pick(6, 1)) for name in pair.prompt_sets]
 prompts = [pair.encode(prompt.turns[0]) for part in sets for prompt in part]

@@ -15,9 +15,9 @@
 import torch
 
 from dflash_lab import load_pair, load_prompts
-from dflash_lab.analysis.clinic import HEALTHY, PATIENTS, examine_patient
-from dflash_lab.checks import clinic as check
-from dflash_lab.lessons import pick
+from dflash_lab.clinic.patients import HEALTHY, PATIENTS, examine_patient
+from dflash_lab.course.checks import clinic as check
+from dflash_lab.course.lessons import pick
 
 torch.set_num_threads(1)
 pair = load_pair("tiny", with_drafter=False, quiet=True)
@@ -38,8 +38,8 @@ prompts = [
 # must have happened if it is right in 2 % when decoding?
 
 # %%
-from dflash_lab.viz.clinic import board_figure, rules_view
-from dflash_lab.viz.view import figure_view
+from dflash_lab.views.clinic import board_figure, rules_view
+from dflash_lab.views.view import figure_view
 
 patients = [examine_patient(name, pair, prompts) for name in [HEALTHY, *PATIENTS]]
 figure_view(board_figure(patients))
@@ -154,10 +154,10 @@ for patient in patients:
 # %% [markdown] tags: slide
 # ## 3. The diagnoses
 #
-# The eight bugs, by the name of the switch in `dflash_lab.training.faults`:
+# The eight bugs, by the name of the switch in `dflash_lab.training.data.faults`:
 
 # %%
-from dflash_lab.training.faults import FAULTS
+from dflash_lab.training.data.faults import FAULTS
 
 for name, fault in FAULTS.items():
     print(f"{name:24} {fault.what}")
@@ -219,7 +219,7 @@ check.check_diagnose(diagnose)
 # bug was switched on by name, as here.)
 
 # %%
-from dflash_lab.analysis.clinic import checks_before_training
+from dflash_lab.clinic.patients import checks_before_training
 
 for finding in checks_before_training("causal_block", pair):
     print("ok " if finding.passed else "BAD", finding.name, "|", finding.measured)

@@ -14,9 +14,9 @@
 import torch
 
 from dflash_lab import DFlash, Plain, load_pair, load_prompts
-from dflash_lab.checks import ablations as check
-from dflash_lab.family import load_member, member_facts, names
-from dflash_lab.lessons import pick
+from dflash_lab.clinic.family import load_member, member_facts, names
+from dflash_lab.course.checks import ablations as check
+from dflash_lab.course.lessons import pick
 
 torch.set_num_threads(1)  # the tiny pair is faster so
 pair = load_pair("tiny", with_drafter=False, quiet=True)
@@ -40,7 +40,7 @@ def changes(one, other):
 check.check_changes(changes)
 
 # %%
-from dflash_lab.family import flat_settings
+from dflash_lab.clinic.family import flat_settings
 
 base = flat_settings("base")
 for name in members[1:]:
@@ -62,9 +62,9 @@ for name in members[1:]:
 # All of them decode the same prompts, in turns.
 
 # %%
-from dflash_lab.analysis.race import race, standings, tau_differences
-from dflash_lab.viz.ablations import differences_figure, standings_view
-from dflash_lab.viz.view import figure_view
+from dflash_lab.measure.race import race, standings, tau_differences
+from dflash_lab.views.ablations import differences_figure, standings_view
+from dflash_lab.views.view import figure_view
 
 proposers = {"plain": Plain()} | {name: DFlash(load_member(name)) for name in members}
 sets = [load_prompts(name, pick(8, 1)) for name in pair.prompt_sets]
@@ -172,9 +172,9 @@ for name, found in differences.items():
 # quantities; your own runs can be browsed like this too: `find_runs("runs")`.
 
 # %%
-from dflash_lab.family import family_root
-from dflash_lab.training.runs import find_runs
-from dflash_lab.widgets.run_browser import run_browser
+from dflash_lab.clinic.family import family_root
+from dflash_lab.training.run.runs import find_runs
+from dflash_lab.views.widgets.run_browser import run_browser
 
 shown = ("base", "again", "layers-3", "loss-uniform", "no-features")
 run_browser(find_runs(family_root()), shown)

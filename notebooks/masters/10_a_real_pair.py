@@ -17,8 +17,8 @@
 import torch
 
 from dflash_lab import DFlash, Plain, load_pair, load_prompts
-from dflash_lab.checks import real_pair as check
-from dflash_lab.lessons import pick
+from dflash_lab.course.checks import real_pair as check
+from dflash_lab.course.lessons import pick
 
 torch.set_num_threads(2)  # this target is faster so; the tiny one was not
 QWEN = False  # True: downloads both models once, and needs a GPU that holds them
@@ -39,7 +39,7 @@ decode = pair.tokenizer.decode
 # One prompt of each kind, decoded plainly and with drafts, in turns.
 
 # %%
-from dflash_lab.analysis.race import race, standings
+from dflash_lab.measure.race import race, standings
 
 prompts = [load_prompts(name)[0].turns[0] for name in pair.prompt_sets]
 ids = [pair.encode(prompt) for prompt in prompts]
@@ -53,12 +53,12 @@ for prompt in prompts:
 # nearly everything that its small world can say. What do you expect here?
 
 # %% tags: slide
-from dflash_lab.viz.stepper import text_view
+from dflash_lab.views.stepper import text_view
 
 text_view(results["dflash"][0], decode)
 
 # %%
-from dflash_lab.widgets.decode_stepper import decode_stepper
+from dflash_lab.views.widgets.decode_stepper import decode_stepper
 
 decode_stepper(results["dflash"][0], decode)
 
@@ -79,7 +79,7 @@ decode_stepper(results["dflash"][0], decode)
 # win. From there on the texts differ, and both are the target's own.
 
 # %%
-from dflash_lab.viz.view import table_view
+from dflash_lab.views.view import table_view
 
 
 def first_difference(mine, plain):
@@ -155,9 +155,9 @@ table_view(["prompt", "first difference at", "larger logit", "gap", "verdict"], 
 # text? And that of slot 3?
 
 # %%
-from dflash_lab.analysis.acceptance import acceptance_per_position
-from dflash_lab.viz.curves import acceptance_figure
-from dflash_lab.viz.view import figure_view
+from dflash_lab.measure.acceptance import acceptance_per_position
+from dflash_lab.views.curves import acceptance_figure
+from dflash_lab.views.view import figure_view
 
 traces = [result.trace for result in results["dflash"]]
 figure_view(acceptance_figure(*acceptance_per_position(traces)))
@@ -296,7 +296,7 @@ def tau_from_counters(accepted, drafted, slots):
 check.check_tau_from_counters(tau_from_counters)
 
 # %%
-from dflash_lab.analysis.importers import pooled_log, read_log
+from dflash_lab.interop.importers import pooled_log, read_log
 
 log = read_log(folder / "server.log")
 rows = [
@@ -358,9 +358,9 @@ def tau_of(responses, bonus_counted):
 check.check_tau_of(tau_of)
 
 # %%
-from dflash_lab.analysis.acceptance import pooled_tau
-from dflash_lab.analysis.authors_benchmark import read_authors_benchmark
-from dflash_lab.analysis.importers import read_spec_bench
+from dflash_lab.interop.authors_benchmark import read_authors_benchmark
+from dflash_lab.interop.importers import read_spec_bench
+from dflash_lab.measure.acceptance import pooled_tau
 
 trace, facts = read_spec_bench(folder / "answers.jsonl")
 printed = read_authors_benchmark(folder / "run.txt").iloc[0]
@@ -379,7 +379,7 @@ table_view(["", "tau, pooled", "by your function, or as printed"], rows)
 # What is in our terms can go into our figures. The same call as for our own run:
 
 # %%
-from dflash_lab.viz.curves import length_histogram
+from dflash_lab.views.curves import length_histogram
 
 lengths = [length for answer in trace.acceptance_lengths for length in answer]
 figure_view(length_histogram(lengths, 4))

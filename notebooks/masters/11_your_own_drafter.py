@@ -13,8 +13,8 @@
 import torch
 
 from dflash_lab import DFlash, Plain, load_pair, load_prompts
-from dflash_lab.checks import own_drafter as check
-from dflash_lab.lessons import pick
+from dflash_lab.course.checks import own_drafter as check
+from dflash_lab.course.lessons import pick
 
 torch.set_num_threads(1)  # the tiny pair is faster so
 pair = load_pair("tiny", quiet=True)
@@ -31,9 +31,9 @@ options = {"max_new_tokens": pick(96, 24), "stop_token_ids": pair.stop_token_ids
 import tempfile
 from pathlib import Path
 
-from dflash_lab.training.config import from_dict
-from dflash_lab.training.dataset import load_examples
-from dflash_lab.training.own_corpus import write_own_corpus
+from dflash_lab.training.data.dataset import load_examples
+from dflash_lab.training.run.config import from_dict
+from dflash_lab.training.run.own_corpus import write_own_corpus
 
 corpus = Path(tempfile.mkdtemp()) / "corpus.jsonl"
 settings = {"num_prompts": pick(1000, 40), "max_new_tokens": 160, "batch_size": 250}
@@ -86,8 +86,8 @@ check.check_chain(chain)
 
 # %%
 from dflash_lab import speculative_generate
-from dflash_lab.own_drafters import FromFunction
-from dflash_lab.viz.stepper import text_view
+from dflash_lab.speculative.own_drafters import FromFunction
+from dflash_lab.views.stepper import text_view
 
 table = followers(texts)
 mine = FromFunction(lambda text, limit: chain(table, text[-1], limit), name="mine")
@@ -119,8 +119,8 @@ def first_wrong(texts, plain):
 check.check_first_wrong(first_wrong)
 
 # %%
-from dflash_lab.analysis.race import race, standings
-from dflash_lab.ngram import NGramLookup
+from dflash_lab.measure.race import race, standings
+from dflash_lab.speculative.ngram import NGramLookup
 
 results = race(
     pair, {"plain": Plain(), "mine": mine, "n-gram": NGramLookup(8)}, prompts, **options
@@ -196,8 +196,12 @@ check.check_corrected(corrected)
 # each do to the speed-up?
 
 # %%
-from dflash_lab.own_drafters import BigramDFlash, ConfidenceCut, bigram_table
-from dflash_lab.viz.ablations import standings_view
+from dflash_lab.speculative.own_drafters import (
+    BigramDFlash,
+    ConfidenceCut,
+    bigram_table,
+)
+from dflash_lab.views.ablations import standings_view
 
 chances = bigram_table(texts, pair.target.vocab_size)
 entered = {"plain": Plain(), "DFlash": DFlash(pair.drafter)}
@@ -209,9 +213,9 @@ results = race(pair, entered, prompts, loop="host", **options)
 standings_view(standings(results, "plain"))
 
 # %%
-from dflash_lab.analysis.race import tau_differences
-from dflash_lab.viz.ablations import differences_figure
-from dflash_lab.viz.view import figure_view
+from dflash_lab.measure.race import tau_differences
+from dflash_lab.views.ablations import differences_figure
+from dflash_lab.views.view import figure_view
 
 differences = tau_differences(results, "DFlash")
 differences.pop("plain")
@@ -241,8 +245,8 @@ from dflash_lab.baselines.eagle import EagleHead
 from dflash_lab.baselines.eagle_proposer import Eagle
 from dflash_lab.baselines.medusa import MedusaHeads
 from dflash_lab.baselines.medusa_proposer import Medusa
-from dflash_lab.family import load_member
-from dflash_lab.pairs import data_root
+from dflash_lab.clinic.family import load_member
+from dflash_lab.files import data_root
 
 shipped = data_root() / "checkpoints"
 entered = {"plain": Plain(), "mine": mine, "n-gram": NGramLookup(8)}

@@ -1,1 +1,0 @@
-"""From traces to numbers."""

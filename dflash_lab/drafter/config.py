@@ -1,0 +1,337 @@
+"""Reading and writing a drafter's `config.json` in all its published forms.
+
+DFlash checkpoints say the same things in several places: the block size at the top or
+inside `dflash_config`, RoPE flat or nested, causality as `is_causal` or
+`dflash_config.causal`. `DFlashConfig` reads them all and writes a form that the
+authors' code, vLLM and SGLang read. Remote code named by `auto_map` is never run.
+
+Leaves out: relatives that share the file format but not the meaning (`relatives.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from dflash_lab.compat import rope_settings
+from dflash_lab.conditioning.taps import build_target_layer_ids
+from dflash_lab.drafter.relatives import refuse_relatives
+from dflash_lab.errors import DFlashLabError
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """Shape and conventions of a DFlash drafter (paper section 4 and appendix A).
+
+    Args:
+        hidden_size: D, equal to the target's.
+        intermediate_size: width of the feed-forward layers.
+        num_hidden_layers: drafter layers.
+        num_attention_heads: query heads.
+        num_key_value_heads: key and value heads.
+        head_dim: width of one head.
+        vocab_size: V of the target's embedding table.
+        target_layer_ids: tapped target layers, 0-based; the feature of layer l is
+            `hidden_states[l + 1]`.
+        mask_token_id: embedded (by the target) in slots 1..K-1.
+        block_size: K, the anchor included; a block drafts K-1 tokens.
+        num_target_layers: N of the target it was trained for; None if not stated.
+        rope: `rope_type`, `rope_theta` and the type's own fields.
+        layer_types: `full_attention` or `sliding_attention` per layer.
+        sliding_window: of sliding layers; counts the row itself.
+        causal: causality inside the block for all layers; None leaves full layers
+            bidirectional and sliding layers causal.
+        output_multiplier: factor on the logits.
+        final_logit_softcapping: then cap * tanh(logits / cap); None for no cap.
+        input_embedding_scale: factor on the embedded block.
+        conditioning: `kv`, the published way, or `input` (see `input_fusion.py`).
+
+    Raises:
+        DFlashLabError: a value outside its range.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    target_layer_ids: tuple[int, ...]
+    mask_token_id: int
+    block_size: int = 16
+    num_target_layers: int | None = None
+    rms_norm_eps: float = 1e-6
+    rope: dict = field(
+        default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0}
+    )
+    max_position_embeddings: int = 40960
+    attention_bias: bool = False
+    layer_types: tuple[str, ...] = ()
+    sliding_window: int | None = None
+    causal: bool | None = None
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
+    input_embedding_scale: float = 1.0
+    initializer_range: float = 0.02
+    conditioning: str = "kv"
+
+    def __post_init__(self):
+        object.__setattr__(self, "target_layer_ids", tuple(self.target_layer_ids))
+        if not self.layer_types:
+            kinds = ("full_attention",) * self.num_hidden_layers
+            object.__setattr__(self, "layer_types", kinds)
+        self._check()
+
+    def _check(self) -> None:
+        kind = self.rope.get("rope_type")
+        if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
+            raise DFlashLabError(
+                f"unknown rope_type {kind!r}; known are default, "
+                f"{', '.join(sorted(set(ROPE_INIT_FUNCTIONS) - {'default'}))}"
+            )
+        if kind not in ("default", "dynamic") and "factor" not in self.rope:
+            raise DFlashLabError(f"rope_type {kind!r} needs a factor")
+        if min(self.num_attention_heads, self.num_key_value_heads, self.head_dim) < 1:
+            raise DFlashLabError(
+                f"{self.num_attention_heads} query heads, {self.num_key_value_heads} "
+                f"key/value heads and head_dim {self.head_dim} must all be 1 or more"
+            )
+        if self.conditioning not in ("kv", "input"):
+            raise DFlashLabError(
+                f"conditioning {self.conditioning!r} is unknown; choose kv or input"
+            )
+        if self.block_size < 2:
+            raise DFlashLabError(
+                f"block_size {self.block_size} drafts nothing: slot 0 is the last "
+                "known token; use 2 or more"
+            )
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise DFlashLabError(
+                f"mask_token_id {self.mask_token_id} is outside the embedding table of "
+                f"{self.vocab_size} rows; choose an unused row of it"
+            )
+        unknown = set(self.layer_types) - {"full_attention", "sliding_attention"}
+        if unknown or len(self.layer_types) != self.num_hidden_layers:
+            raise DFlashLabError(
+                f"layer_types {list(self.layer_types)} must name full_attention or "
+                f"sliding_attention for each of {self.num_hidden_layers} layers"
+            )
+        if "sliding_attention" in self.layer_types and not self.sliding_window:
+            raise DFlashLabError("sliding_attention layers need a sliding_window")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise DFlashLabError(
+                f"{self.num_attention_heads} query heads cannot share "
+                f"{self.num_key_value_heads} key/value heads evenly"
+            )
+
+    def causal_in_block(self, layer_type: str) -> bool:
+        """Whether block rows of such a layer see only earlier rows of their block."""
+        return layer_type == "sliding_attention" if self.causal is None else self.causal
+
+    def window_of(self, layer_type: str) -> int | None:
+        """Sliding window of such a layer, None for full attention."""
+        return self.sliding_window if layer_type == "sliding_attention" else None
+
+    @classmethod
+    def for_target(
+        cls,
+        target_config,
+        *,
+        mask_token_id: int,
+        num_hidden_layers: int = 5,
+        block_size: int = 16,
+        num_features: int = 5,
+        target_layer_ids: Sequence[int] | None = None,
+        **overrides,
+    ) -> DFlashConfig:
+        """A drafter with the widths of a target's own layers.
+
+        Args:
+            target_config: `transformers` config of the target.
+            mask_token_id: unused row of its embedding table.
+            num_hidden_layers: drafter layers (paper: 5).
+            block_size: K (paper: 16).
+            num_features: number of tapped layers (paper: 5).
+            target_layer_ids: which; `build_target_layer_ids` if None.
+            overrides: any other field.
+        """
+        depth = target_config.num_hidden_layers
+        heads = target_config.num_attention_heads
+        width = target_config.hidden_size
+        rope = rope_settings(target_config.to_dict())
+        rope.pop("partial_rotary_factor", None)  # the drafter rotates whole heads
+        if target_layer_ids is None:
+            target_layer_ids = build_target_layer_ids(depth, num_features)
+        fields = {
+            "hidden_size": width,
+            "intermediate_size": target_config.intermediate_size,
+            "num_attention_heads": heads,
+            "num_key_value_heads": getattr(target_config, "num_key_value_heads", heads),
+            "head_dim": getattr(target_config, "head_dim", None) or width // heads,
+            "vocab_size": target_config.vocab_size,
+            "rms_norm_eps": getattr(target_config, "rms_norm_eps", 1e-6),
+            "rope": rope,
+            "max_position_embeddings": target_config.max_position_embeddings,
+        }
+        return cls(
+            **{**fields, **overrides},
+            num_hidden_layers=num_hidden_layers,
+            block_size=block_size,
+            mask_token_id=mask_token_id,
+            target_layer_ids=tuple(target_layer_ids),
+            num_target_layers=depth,
+        )
+
+    @classmethod
+    def from_dict(cls, config: dict) -> DFlashConfig:
+        """Read a published `config.json`.
+
+        Raises:
+            DFlashLabError: another model family, or a field that cannot be guessed
+                (`target_layer_ids`, `mask_token_id`) is missing.
+        """
+        own = config.get("dflash_config") or {}
+        refuse_relatives(config, own)
+
+        def find(name: str, default=None):
+            value = own.get(name)
+            return config.get(name, default) if value is None else value
+
+        for name in ("target_layer_ids", "mask_token_id"):
+            if find(name) is None:
+                raise DFlashLabError(
+                    f"config.json has no dflash_config.{name}; it cannot be guessed, "
+                    "add the value the drafter was trained with"
+                )
+        if config.get("hidden_act", "silu") != "silu":
+            raise DFlashLabError(
+                f"hidden_act {config['hidden_act']!r} is not supported, only 'silu'"
+            )
+        rope = rope_settings(config)
+        if rope.get("partial_rotary_factor", 1) != 1:
+            raise DFlashLabError(
+                f"RoPE with partial_rotary_factor={rope['partial_rotary_factor']} "
+                "rotates a part of each head (MiMo), which is not supported"
+            )
+        causal = config.get("is_causal")
+        try:
+            heads, width = config["num_attention_heads"], config["hidden_size"]
+            return cls(
+                hidden_size=width,
+                intermediate_size=config["intermediate_size"],
+                num_hidden_layers=config["num_hidden_layers"],
+                num_attention_heads=heads,
+                num_key_value_heads=config.get("num_key_value_heads") or heads,
+                head_dim=config.get("head_dim") or width // heads,
+                vocab_size=config["vocab_size"],
+                target_layer_ids=tuple(find("target_layer_ids")),
+                mask_token_id=find("mask_token_id"),
+                block_size=find("block_size", 16),
+                num_target_layers=find("num_target_layers"),
+                rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+                rope=rope,
+                max_position_embeddings=config.get("max_position_embeddings", 40960),
+                attention_bias=config.get("attention_bias", False),
+                layer_types=_layer_types(config),
+                sliding_window=config.get("sliding_window"),
+                causal=own.get("causal") if causal is None else causal,
+                output_multiplier=find("output_multiplier", 1.0),
+                final_logit_softcapping=find("final_logit_softcapping"),
+                input_embedding_scale=find("input_embedding_scale", 1.0),
+                initializer_range=config.get("initializer_range", 0.02),
+                conditioning=own.get("conditioning", "kv"),
+            )
+        except KeyError as missing:
+            raise DFlashLabError(f"config.json has no field {missing}") from None
+        except TypeError as error:
+            raise DFlashLabError(
+                f"config.json has a field of the wrong type ({error}); compare it with "
+                "a published checkpoint"
+            ) from None
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> DFlashConfig:
+        """Read `config.json` of a checkpoint folder."""
+        path = Path(folder) / "config.json"
+        if not path.is_file():
+            raise DFlashLabError(f"no config.json in {folder}; is it a drafter folder?")
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DFlashLabError(f"{path} is not valid JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise DFlashLabError(f"{path} is not a JSON object")
+        return cls.from_dict(config)
+
+    def to_dict(self, dtype: str = "bfloat16") -> dict:
+        """The `config.json` that the authors' code, vLLM and SGLang read.
+
+        Facts that readers look for in two places (block size, RoPE) are written to
+        both, so that old and new readers agree.
+        """
+        own = {
+            "block_size": self.block_size,
+            "mask_token_id": self.mask_token_id,
+            "target_layer_ids": list(self.target_layer_ids),
+        }
+        if self.output_multiplier != 1.0:
+            own["output_multiplier"] = self.output_multiplier
+        if self.final_logit_softcapping is not None:
+            own["final_logit_softcapping"] = self.final_logit_softcapping
+        if self.input_embedding_scale != 1.0:
+            own["input_embedding_scale"] = self.input_embedding_scale
+        if self.conditioning != "kv":
+            own["conditioning"] = self.conditioning
+        scaling = {k: v for k, v in self.rope.items() if k != "rope_theta"}
+        config = {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "attention_bias": self.attention_bias,
+            "attention_dropout": 0.0,
+            "block_size": self.block_size,
+            "dflash_config": own,
+            "dtype": dtype,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden_size,
+            "initializer_range": self.initializer_range,
+            "intermediate_size": self.intermediate_size,
+            "layer_types": list(self.layer_types),
+            "max_position_embeddings": self.max_position_embeddings,
+            "max_window_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_key_value_heads": self.num_key_value_heads,
+            "num_target_layers": self.num_target_layers,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": self.rope,
+            "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
+            "rope_theta": self.rope["rope_theta"],
+            "sliding_window": self.sliding_window,
+            "tie_word_embeddings": False,
+            "use_cache": True,
+            "use_sliding_window": "sliding_attention" in self.layer_types,
+            "vocab_size": self.vocab_size,
+        }
+        if self.causal is not None:
+            config["is_causal"] = self.causal
+        return config
+
+
+def _layer_types(config: dict) -> tuple[str, ...]:
+    """Layer types as listed, or as Qwen3 configs imply them."""
+    listed = tuple(config.get("layer_types") or ())
+    if listed or not (
+        config.get("use_sliding_window") and config.get("sliding_window")
+    ):
+        return listed
+    full = config.get("max_window_layers", 28)
+    return tuple(
+        "full_attention" if i < full else "sliding_attention"
+        for i in range(config["num_hidden_layers"])
+    )

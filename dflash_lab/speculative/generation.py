@@ -1,0 +1,121 @@
+"""What goes into a generation and what comes out of it.
+
+Leaves out: the loop between the two (`speculative.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.speculative.stopping import StopRules
+from dflash_lab.speculative.trace import DecodeTrace
+from dflash_lab.target.target import Target
+
+
+@dataclass
+class GenerationResult:
+    """What a generation returned.
+
+    Attributes:
+        output_ids: generated ids, one list per prompt.
+        stop_reasons: per prompt: `stop_token`, `stop_string`, `criterion`,
+            `length`, `position_limit` or `interrupted`.
+        trace: every cycle.
+        seconds: wall-clock time, prefill included.
+        time_to_first_token: seconds until the first prompt's first token.
+        scores: per prompt, for each of its tokens the (V,) logits it was chosen from,
+            after the processors; None unless asked for.
+        logits: the same before the processors.
+    """
+
+    output_ids: list[list[int]]
+    stop_reasons: list[str]
+    trace: DecodeTrace
+    seconds: float
+    time_to_first_token: float
+    scores: list[list[Tensor]] | None = None
+    logits: list[list[Tensor]] | None = None
+
+    @property
+    def tau(self) -> float:
+        """Mean acceptance length over all cycles, bonus token counted."""
+        return self.trace.tau
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens of all prompts per second, prefill included."""
+        return sum(map(len, self.output_ids)) / self.seconds
+
+
+@dataclass
+class Row:
+    """A prompt on its way through a generation."""
+
+    index: int  # place among the prompts
+    prompt: list[int]
+    budget: int
+    capped: bool  # whether the position limit cut the budget
+    output: list[int]
+    cycle: int = 0
+    stop_reason: str | None = None
+    scores: list[Tensor] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+
+    @property
+    def text(self) -> list[int]:
+        return self.prompt + self.output
+
+    @property
+    def remaining(self) -> int:
+        return self.budget - len(self.output)
+
+    def reason(self, rules: StopRules) -> str | None:
+        """Why the row ends with its latest token, None if it goes on."""
+        reason = rules.reason(self.prompt, self.output, self.budget)
+        return "position_limit" if reason == "length" and self.capped else reason
+
+
+def as_prompts(input_ids, target: Target, max_new_tokens: int) -> list[list[int]]:
+    """Prompts as lists of ids; every bad one is refused before any work.
+
+    Raises:
+        DFlashLabError: empty prompt, id outside the vocabulary, `max_new_tokens` < 1.
+    """
+    if max_new_tokens < 1:
+        raise DFlashLabError(f"max_new_tokens {max_new_tokens} must be 1 or more")
+    ids = input_ids.tolist() if isinstance(input_ids, Tensor) else input_ids
+    ids = [row.tolist() if isinstance(row, Tensor) else row for row in ids]
+    ids = [list(row) if isinstance(row, Sequence) else row for row in ids]
+    prompts = ids if ids and isinstance(ids[0], list) else [ids]
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise DFlashLabError(f"prompt {i} is empty; give at least one token")
+        worst = max(prompt, key=lambda t: max(t, -t))
+        if min(prompt) < 0 or max(prompt) >= target.embedding_table.shape[0]:
+            raise DFlashLabError(
+                f"prompt {i} has token id {worst}, outside the vocabulary "
+                f"0..{target.embedding_table.shape[0] - 1}; was it made by this "
+                "target's tokenizer?"
+            )
+    return prompts
+
+
+def new_row(index: int, prompt: list[int], max_new_tokens: int, target: Target) -> Row:
+    """A row with the budget that the target's positions leave it.
+
+    Raises:
+        DFlashLabError: no position is left for an answer.
+    """
+    limit = target.max_positions
+    room = max_new_tokens if limit is None else limit - len(prompt)
+    if room < 1:
+        raise DFlashLabError(
+            f"prompt {index} has {len(prompt)} tokens, but the target has only {limit} "
+            "positions for prompt and answer; shorten the prompt"
+        )
+    budget = min(max_new_tokens, room)
+    return Row(index, prompt, budget, budget < max_new_tokens, [])

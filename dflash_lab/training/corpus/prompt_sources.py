@@ -1,0 +1,344 @@
+"""Prompts for a corpus: from a file, a generator, or the target itself.
+
+Every source yields candidates (`messages`, or one `prompt`); `choose_prompts` encodes
+them, and leaves out repeated ones, ones close to a held-out prompt, and ones that are
+too long, and counts what it left out.
+
+Leaves out: the grammar (`prompts.py`), and the answers (`corpus.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.pairs.pair import Pair
+from dflash_lab.pairs.prompts import load_prompts, prompt_set_names
+from dflash_lab.training.corpus.corpus import self_written_prompts
+from dflash_lab.training.corpus.processes import ALONE, Processes
+from dflash_lab.training.corpus.prompts import (
+    KINDS,
+    too_close,
+    training_prompts,
+    word_triples,
+)
+from dflash_lab.training.corpus.tiny_text import is_held_out, tiny_texts
+
+ROLES = ("system", "user", "assistant")
+REPEATED, HELD_OUT, TOO_LONG = "repeated", "close to a held-out prompt", "too long"
+
+
+def read_prompt_file(path: Path) -> list[dict]:
+    """Candidates of a JSON Lines file.
+
+    A line has `messages` (role and content; system messages may come first, the
+    user's comes last), or `turns` (the user's messages; the first is asked, because
+    later ones need the target's earlier answers), or `prompt`. `kind` and `id` are
+    kept; other fields are not.
+
+    Returns:
+        `{"kind", "messages"}` of each line, with `id` where there is one.
+
+    Raises:
+        DFlashLabError: no such file, not UTF-8, no prompt in it, or a bad line, which
+            is named by number.
+    """
+    try:
+        # Not splitlines(): JSON strings may hold other line separators than \n.
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise DFlashLabError(
+            f"cannot read prompts from {path}: {error.strerror}; give a JSON Lines "
+            "file, 'generator' or 'self'"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise DFlashLabError(f"{path} is not UTF-8 text: {error}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            candidate = {"kind": str(row.get("kind", Path(path).stem))}
+            if "id" in row:
+                candidate["id"] = str(row["id"])
+            candidate["messages"] = _messages_in(row)
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            known = type(error) in (ValueError, UnicodeEncodeError)
+            raise DFlashLabError(
+                f"{path}, line {number}: {error if known else 'not a prompt'}; "
+                "expected a JSON object with 'messages', 'turns' or 'prompt'"
+            ) from None
+        found.append(candidate)
+    if not found:
+        raise DFlashLabError(f"{path} holds no prompt")
+    return found
+
+
+def generated_prompts(
+    pair: Pair, seed: int, held_out: tuple[str, ...] = ()
+) -> Iterator[dict]:
+    """Endless candidates of the project's generator for a pair.
+
+    The tiny pair knows the small world of `tiny_text.py` only; every other target is
+    asked the grammar's prompts, none of them close to `held_out`.
+    """
+    texts = tiny_texts(seed)
+    if pair.name != "tiny":
+        texts = training_prompts(seed, held_out=held_out)
+    for turn in itertools.count():
+        # The four kinds come in turn, and so do temperatures: were the kinds' order
+        # always the same, one kind would get one temperature.
+        kinds = list(itertools.islice(texts, len(KINDS)))
+        for text in kinds[turn % len(KINDS) :] + kinds[: turn % len(KINDS)]:
+            yield {"kind": text["kind"], "prompt": text["prompt"]}
+
+
+def held_out_test(pair: Pair) -> Callable[[str], bool]:
+    """A test that is true for texts too close to the prompts a pair is measured on."""
+    if pair.name == "tiny":  # its sentences share too many words to compare triples
+        return is_held_out
+    triples = [word_triples(text) for text in held_out_texts()]
+    return lambda text: too_close(text, triples)
+
+
+def held_out_texts() -> tuple[str, ...]:
+    """All user messages of the prompt sets that come with the project."""
+    names = [name for name in prompt_set_names() if not name.startswith("tiny-")]
+    return tuple(t for name in names for p in load_prompts(name) for t in p.turns)
+
+
+def choose_prompts(
+    candidates: Iterable[dict],
+    pair: Pair,
+    *,
+    count: int | None = None,
+    is_close: Callable[[str], bool] = lambda text: False,
+    max_prompt_tokens: int | None = None,
+) -> tuple[list[dict], Counter]:
+    """Encode candidates and leave out those that no corpus should hold.
+
+    Args:
+        candidates: `{"kind", "prompt"}` or `{"kind", "messages"}`; an iterator may
+            be endless.
+        pair: its tokenizer and chat template encode them.
+        count: at most so many.
+        is_close: true for a user's message close to a held-out one.
+        max_prompt_tokens: longest prompt, template included; None for any.
+
+    Returns:
+        Rows for `write_corpus` (`kind`, `prompt` or `messages`, `prompt_ids`), and how
+        many candidates were left out, by reason.
+
+    Raises:
+        DFlashLabError: no prompt is left, or the template refuses one.
+    """
+    chosen, skipped = _sift(candidates, pair, count, is_close, max_prompt_tokens)
+    if not chosen:
+        limit = "" if max_prompt_tokens is None else f" (limit {max_prompt_tokens})"
+        raise DFlashLabError(
+            f"no prompt is left: {describe_skipped(skipped) or 'there was none'}"
+            f"{limit if skipped[TOO_LONG] else ''}; give other prompts"
+            f"{' or raise --max-prompt-tokens' if skipped[TOO_LONG] else ''}"
+        )
+    return chosen, skipped
+
+
+def describe_skipped(skipped: Counter) -> str:
+    """Counts by reason, such as `3 repeated, 1 too long`; empty for none."""
+    return ", ".join(f"{number} {reason}" for reason, number in skipped.items())
+
+
+def messages_of(row: dict) -> list[dict]:
+    """The conversation of a candidate or a corpus row, as chat messages."""
+    if "messages" in row:
+        return row["messages"]
+    return [{"role": "user", "content": row["prompt"]}]
+
+
+def encode_messages(pair: Pair, messages: Sequence[dict]) -> list[int]:
+    """Token ids of chat messages that the target should answer.
+
+    Raises:
+        DFlashLabError: no tokenizer, or a message that its chat template refuses.
+    """
+    from jinja2 import TemplateError
+
+    if len(messages) == 1:
+        return pair.encode(messages[0]["content"])
+    if pair.tokenizer is None or not getattr(pair.tokenizer, "chat_template", None):
+        return pair.encode(["\n".join(m["content"] for m in messages)])
+    try:
+        return pair.tokenizer.apply_chat_template(
+            list(messages),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            enable_thinking=pair.thinking,
+        )
+    except TemplateError as error:
+        roles = ", ".join(m["role"] for m in messages)
+        raise DFlashLabError(
+            f"the chat template of {pair.name} refuses messages of the roles {roles}: "
+            f"{error}"
+        ) from None
+
+
+def user_header(pair: Pair) -> tuple[list[int], list[int]]:
+    """How a user's turn begins and ends in the pair's chat template.
+
+    Returns:
+        The ids up to where the user's words begin, and the ids that end them.
+
+    Raises:
+        DFlashLabError: the tokenizer has no chat template.
+    """
+    if not getattr(pair.tokenizer, "chat_template", None):
+        raise DFlashLabError(
+            f"{pair.name} has no chat template behind whose header it could write "
+            "prompts; give a file of prompts"
+        )
+    marker = "@@@@"
+    text = pair.tokenizer.apply_chat_template(
+        [{"role": "user", "content": marker}],
+        add_generation_prompt=True,
+        tokenize=False,
+        enable_thinking=pair.thinking,
+    )
+    before, after = text.split(marker)
+
+    def encode(part: str) -> list[int]:
+        return pair.tokenizer.encode(part, add_special_tokens=False)
+
+    ends = set(pair.stop_token_ids)
+    # Where no stop token closes the user's turn, the template's next mark does.
+    ends |= set(encode(after)[:1]) & set(pair.tokenizer.added_tokens_decoder)
+    return encode(before), sorted(ends)
+
+
+def target_written_prompts(
+    pair: Pair,
+    path: Path,
+    count: int,
+    *,
+    is_close: Callable[[str], bool],
+    max_prompt_tokens: int | None = None,
+    batch_size: int = 256,
+    seed: int = 0,
+    processes: Processes = ALONE,
+) -> tuple[list[dict], Counter]:
+    """`count` prompts that the target writes itself (see `self_written_prompts`).
+
+    Many draws repeat each other or do not end, so more are drawn until enough are left.
+
+    Args:
+        pair: an instruct target.
+        path: file of the raw draws.
+        count: how many prompts.
+        is_close: as for `choose_prompts`.
+        max_prompt_tokens: as for `choose_prompts`.
+        batch_size: rows decoded together.
+        seed: of the draws.
+        processes: those that draw together.
+
+    Returns:
+        As `choose_prompts`.
+
+    Raises:
+        DFlashLabError: eight draws per prompt did not suffice.
+    """
+    begin, ends = user_header(pair)
+    draws = count + count // 2 + 16
+    while True:
+        texts = self_written_prompts(
+            pair.target,
+            begin,
+            path,
+            draws,
+            stop_token_ids=ends,
+            decode=pair.decode,
+            batch_size=batch_size,
+            seed=seed,
+            processes=processes,
+        )
+        candidates = [{"kind": "self", "prompt": text} for text in texts]
+        chosen, skipped = _sift(candidates, pair, count, is_close, max_prompt_tokens)
+        if len(chosen) == count:
+            return chosen, skipped
+        if draws >= 8 * count:
+            raise DFlashLabError(
+                f"{draws} draws of {pair.name} gave fewer than {count} usable prompts; "
+                "ask for fewer, or give a file of prompts"
+            )
+        draws *= 2
+
+
+def _sift(
+    candidates: Iterable[dict],
+    pair: Pair,
+    count: int | None,
+    is_close: Callable[[str], bool],
+    max_prompt_tokens: int | None,
+) -> tuple[list[dict], Counter]:
+    chosen: list[dict] = []
+    skipped: Counter = Counter()
+    seen: set[tuple] = set()
+    misses, endless = 0, not hasattr(candidates, "__len__")
+    for candidate in candidates:
+        messages = messages_of(candidate)
+        key = tuple((m["role"], " ".join(m["content"].split())) for m in messages)
+        users = [m["content"] for m in messages if m["role"] == "user"]
+        reason, ids = None, []
+        if key in seen:
+            reason = REPEATED
+        elif any(map(is_close, users)):
+            reason = HELD_OUT
+        else:
+            ids = encode_messages(pair, messages)
+            if max_prompt_tokens is not None and len(ids) > max_prompt_tokens:
+                reason = TOO_LONG
+        seen.add(key)
+        if reason is None:
+            row = {k: v for k, v in candidate.items() if k != "messages"}
+            if len(messages) == 1:
+                row["prompt"] = messages[0]["content"]
+            else:
+                row["messages"] = messages
+            chosen.append({**row, "prompt_ids": ids})
+            misses = 0
+        else:
+            skipped[reason] += 1
+            misses += 1
+        # An endless source that has run dry yields nothing new for long.
+        dry = endless and misses > 10_000 + 10 * len(chosen)
+        if dry or len(chosen) == count:
+            break
+    return chosen, skipped
+
+
+def _messages_in(row: dict) -> list[dict]:
+    """The checked conversation of one line; ValueError says what is wrong."""
+    if "messages" in row:
+        messages = [
+            {"role": m["role"], "content": m["content"]} for m in row["messages"]
+        ]
+    elif "turns" in row:
+        if not isinstance(row["turns"], list):
+            raise TypeError
+        messages = [{"role": "user", "content": turn} for turn in row["turns"][:1]]
+    else:
+        messages = [{"role": "user", "content": row["prompt"]}]
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role not in ROLES:
+            raise ValueError(f"role {role!r} is none of {', '.join(ROLES)}")
+        if not isinstance(content, str) or (role == "user" and not content.strip()):
+            raise ValueError(f"the {role}'s message is not text, or empty")
+        content.encode("utf-8")  # half a surrogate pair cannot be written
+    if not messages or messages[-1]["role"] != "user":
+        raise ValueError("the last message is not the user's")
+    return messages

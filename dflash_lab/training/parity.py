@@ -1,0 +1,302 @@
+"""Does the drafter decode as it trains? Checks to run before the first step.
+
+A drafter that is right in 98 % of training and accepted in 10 % of decoding has been
+trained on another task than the one it is given. Each check compares one convention of
+a `Pipeline` with what decoding does, on the run's own texts, and names the suspected
+cause and the fix if they differ.
+
+Leaves out: finished drafters whose training cannot be looked into (`diagnosis.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dflash_lab.conditioning.attention import SplitMask
+from dflash_lab.speculative.proposer import DFlash
+from dflash_lab.target.target import Target
+from dflash_lab.training.convention_checks import Check, fault_check
+from dflash_lab.training.data.batch import TrainingBatch, layer_masks
+from dflash_lab.training.data.dataset import collate
+from dflash_lab.training.data.pipeline import Pipeline
+from dflash_lab.training.objective import Objective
+
+
+def check_training(
+    objective: Objective,
+    pipeline: Pipeline,
+    target: Target,
+    *,
+    fresh: bool = True,
+    texts: int = 3,
+) -> list[Check]:
+    """All checks of a run that is about to start.
+
+    Args:
+        objective: holds the drafter.
+        pipeline: the run's batches.
+        target: the run's target.
+        fresh: the drafter has just been initialised, so its loss can be predicted.
+        texts: how many texts to look at.
+    """
+    count = len(pipeline.examples)
+    indices = sorted({i * (count - 1) // max(1, texts - 1) for i in range(texts)})
+    ids, loss_mask = collate(pipeline.examples, indices)
+    batch = pipeline.batch(indices, epoch=0)
+    checks = [
+        check_labels(batch, ids),
+        check_masks(batch, pipeline),
+        check_positions(batch),
+        check_anchors(pipeline, indices, loss_mask),
+        check_features(pipeline, target, indices, ids, batch),
+        check_texts(target, pipeline, indices),
+        check_mask_token(pipeline, target),
+        check_paths(objective, target, batch, pipeline),
+        check_independence(objective, batch),
+    ]
+    if fresh:
+        checks.append(check_first_loss(objective, target, batch))
+    return checks
+
+
+def check_labels(batch: TrainingBatch, ids: Tensor) -> Check:
+    """Slot convention: slot k is labelled with the token at anchor + k."""
+    blocks, wrong, total = batch.blocks, 0, 0
+    for b, n, k in blocks.label_mask.nonzero().tolist():
+        position = int(blocks.anchor_positions[b, n]) + k
+        wrong += int(blocks.labels[b, n, k]) != int(ids[b, position])
+        total += 1
+    measured = f"{wrong} of {total} labels are not the token at anchor + slot"
+    return fault_check("slot convention", measured, "label_shift", wrong == 0)
+
+
+def check_masks(batch: TrainingBatch, pipeline: Pipeline) -> Check:
+    """Every mask is the rule that decoding follows."""
+    name, length = "attention mask", batch.target_hidden.shape[1]
+    anchors, valid = batch.blocks.anchor_positions, batch.blocks.valid
+    right = layer_masks(pipeline.config, anchors, length, valid, pipeline.backend)
+    context = block = torch.zeros((), dtype=torch.bool)
+    ahead = torch.zeros((), dtype=torch.bool)
+    for kind, mask in batch.masks.items():
+        if isinstance(mask, SplitMask):
+            wrong = (mask.context ^ right[kind].context)[:, None]
+            wrong_block = mask.block ^ right[kind].block
+        elif isinstance(mask, Tensor):
+            wrong, wrong_block = (mask ^ right[kind]).split(
+                [length, mask.shape[-1] - length], dim=-1
+            )
+        else:
+            # A FlexAttention mask is a function; what it does shows in the logits.
+            return Check(name, True, "not compared entry by entry, see the logits")
+        context, block = context + wrong.sum(), block + wrong_block.sum()
+        column = torch.arange(length, device=anchors.device)
+        rows = anchors.repeat_interleave(pipeline.config.block_size, dim=1)
+        ahead = ahead | (wrong & (column > rows[..., None])[:, None]).any()
+    measured = (
+        f"{int(context)} context and {int(block)} block entries differ from the rule"
+    )
+    fault = "context_leak" if ahead else "phantom_anchor"
+    fault = "causal_block" if block else fault
+    return fault_check(name, measured, fault, not (context or block))
+
+
+def check_positions(batch: TrainingBatch) -> Check:
+    """Context rows and block rows are rotated by their absolute positions."""
+    length = batch.target_hidden.shape[1]
+    size = batch.blocks.input_ids.shape[-1]
+    offset = torch.arange(size, device=batch.position_ids.device)
+    right = (batch.blocks.anchor_positions[..., None] + offset).flatten(1)
+    context = torch.arange(length, device=right.device).expand(len(right), -1)
+    wrong = int((batch.position_ids != torch.cat([context, right], 1)).sum())
+    measured = f"{wrong} of {batch.position_ids.numel()} positions differ"
+    return fault_check("positions for RoPE", measured, "wrong_rope", wrong == 0)
+
+
+def check_anchors(pipeline: Pipeline, indices: list[int], loss_mask: Tensor) -> Check:
+    """All candidates can be anchors, and each epoch draws anew."""
+    wanted = [
+        min(pipeline.num_anchors, int((row[:-1] & row[1:]).sum())) for row in loss_mask
+    ]
+    first, second = (pipeline.batch(indices, epoch).blocks for epoch in (0, 1))
+    found = first.valid.sum(1).tolist()
+    spare = any(
+        int((row[:-1] & row[1:]).sum()) > count + 3
+        for row, count in zip(loss_mask, wanted, strict=True)
+    )
+    same = torch.equal(first.anchor_positions, second.anchor_positions)
+    measured = f"{found} anchors of {wanted} possible" + (
+        ", the same in two epochs" if same and spare else ""
+    )
+    passed = found == wanted and not (same and spare)
+    return fault_check("random anchors", measured, "fixed_blocks", passed)
+
+
+@torch.no_grad()
+def check_features(
+    pipeline: Pipeline,
+    target: Target,
+    indices: list[int],
+    ids: Tensor,
+    batch: TrainingBatch,
+) -> Check:
+    """Training features are the tapped states that decoding will see."""
+    worst = 0.0
+    with target.tap(pipeline.config.target_layer_ids) as tap:
+        for row, i in enumerate(indices):
+            length = len(pipeline.examples[i].input_ids)
+            positions = torch.arange(length)[None]
+            cache = target.new_cache(1, length)
+            target.forward(ids[row : row + 1, :length], positions, cache)
+            decoded = tap.take()[0].float()
+            trained = batch.target_hidden[row, :length].float()
+            gap = (trained - decoded).norm() / decoded.norm()
+            worst = max(worst, float(gap))
+    # Features are stored in bfloat16; another order of sums costs as much again.
+    limit = 0.05 if target.dtype == torch.bfloat16 else 0.01
+    measured = f"relative difference {worst:.4f} (limit {limit})"
+    return fault_check("features", measured, "layer_ids_off_by_one", worst <= limit)
+
+
+@torch.no_grad()
+def check_texts(target: Target, pipeline: Pipeline, indices: list[int]) -> Check:
+    """The target could have written the answers: they surprise it as its own would.
+
+    A text sampled from the target has a mean surprise near the mean entropy, a greedy
+    one less.
+    """
+    surprise, entropy, count = 0.0, 0.0, 0
+    for i in indices:
+        example = pipeline.examples[i]
+        ids = torch.tensor([example.input_ids])
+        cache = target.new_cache(1, ids.shape[1])
+        logits = target.forward(ids, torch.arange(ids.shape[1])[None], cache)
+        log_probs = logits[0, example.prompt_length - 1 : -1].float().log_softmax(-1)
+        labels = ids[0, example.prompt_length :].to(log_probs.device)
+        surprise -= float(log_probs.gather(-1, labels[:, None]).sum())
+        entropy -= float((log_probs.exp() * log_probs).sum())
+        count += len(labels)
+    surprise, entropy = surprise / count, entropy / count
+    limit = 1.2 * entropy + 0.3
+    measured = (
+        f"{surprise:.2f} nats of surprise a token, {entropy:.2f} of entropy "
+        f"(limit {limit:.2f})"
+    )
+    return fault_check(
+        "the target's own text", measured, "off_policy_text", surprise <= limit
+    )
+
+
+def check_mask_token(pipeline: Pipeline, target: Target) -> Check:
+    """The mask id is a row of the table that no text uses."""
+    mask_id = pipeline.config.mask_token_id
+    used = sum(mask_id in example.input_ids for example in pipeline.examples)
+    share = used / len(pipeline.examples)
+    return Check(
+        "mask token",
+        share < 0.01 and mask_id < target.embedding_table.shape[0],
+        f"id {mask_id} occurs in {used} of {len(pipeline.examples)} texts",
+        "the mask token is an ordinary token, such as padding or the end of text, so "
+        "a masked slot looks like text",
+        "set drafter.mask_token_id to an unused row of the embedding table",
+    )
+
+
+@torch.no_grad()
+def check_paths(
+    objective: Objective, target: Target, batch: TrainingBatch, pipeline: Pipeline
+) -> Check:
+    """Logits of the training pass equal those of a decoding pass, block by block."""
+    trained = objective.eval().hidden(batch).float()
+    drafter = objective.export(dtype=torch.float32).to(target.device)
+    blocks, worst = batch.blocks, 0.0
+    picked = blocks.valid.nonzero()
+    picked = picked[:: max(1, len(picked) // 12)]
+    for b, n in picked.tolist():
+        anchor = int(blocks.anchor_positions[b, n])
+        session = DFlash(drafter).start(target, 1, anchor + pipeline.config.block_size)
+        features = batch.target_hidden[b : b + 1, :anchor].float()
+        positions = torch.arange(anchor)[None]
+        session.observe(features, positions, torch.tensor([0]))
+        embedded = session.embed(blocks.input_ids[b : b + 1, n])
+        decoded = drafter.draft(embedded, torch.tensor([anchor]), session.cache)[0, 1:]
+        gap = (trained[b, n] - decoded.float()).norm() / decoded.float().norm()
+        worst = max(worst, float(gap))
+    objective.train()
+    limit = 2e-3
+    return Check(
+        "training path = decoding path",
+        worst <= limit,
+        f"relative difference of hidden states {worst:.1e} (limit {limit:.0e})",
+        "mask, positions, feature scale or embedding differ between the two paths",
+        "see the checks of mask, positions and features; each path must use the "
+        "drafter's own config",
+    )
+
+
+@torch.no_grad()
+def check_independence(objective: Objective, batch: TrainingBatch) -> Check:
+    """No block reads features at or behind its anchor, or another block."""
+    objective.eval()
+    before = objective.hidden(batch)
+    blocks, length = batch.blocks, batch.target_hidden.shape[1]
+    leaks = tested = 0
+    for n in range(0, blocks.valid.shape[1], max(1, blocks.valid.shape[1] // 6)):
+        anchors = blocks.anchor_positions[:, n : n + 1]
+        behind = torch.arange(length, device=anchors.device) >= anchors
+        changed = batch.target_hidden + behind[..., None].to(batch.target_hidden.dtype)
+        ids = (blocks.input_ids + 1) % objective._frozen[0].shape[0]
+        ids[:, n] = blocks.input_ids[:, n]
+        other = replace(
+            batch, target_hidden=changed, blocks=replace(blocks, input_ids=ids)
+        )
+        after = objective.hidden(other)
+        valid = blocks.valid[:, n]
+        gap = (before[:, n] - after[:, n]).flatten(1).norm(dim=1)
+        gap = gap / before[:, n].flatten(1).norm(dim=1).clamp(min=1e-9)
+        leaks += int((gap[valid] > 1e-4).sum())
+        tested += int(valid.sum())
+    objective.train()
+    return fault_check(
+        "no block sees its future or a neighbour",
+        f"{leaks} of {tested} blocks changed with what they must not see",
+        "context_leak",
+        leaks == 0,
+    )
+
+
+@torch.no_grad()
+def check_first_loss(
+    objective: Objective, target: Target, batch: TrainingBatch
+) -> Check:
+    """The first loss is a fresh drafter's: nothing leaks, the head is the target's.
+
+    A fresh drafter passes its input on, so slots say what the mask token's own row says
+    through the head. That costs ln V if rows are small, more if they are large or the
+    head is the table itself; the cost is measured, on the batch's own labels.
+    """
+    kind, objective.kind = objective.kind, "ce"
+    loss = objective.sums(batch)
+    objective.kind = kind
+    measured = float(loss.loss / loss.weight.clamp(min=1e-9))
+    drafter = objective.drafter
+    row = target.embedding_table[drafter.config.mask_token_id].float()
+    passed_on = drafter.norm(row * drafter.config.input_embedding_scale)
+    logits = target.head(passed_on.to(target.dtype)).float()
+    log_probs = drafter.scale_logits(logits).log_softmax(-1)
+    labels = batch.blocks.labels[batch.blocks.label_mask]
+    blind = -float(log_probs[labels].mean())
+    uniform = math.log(target.vocab_size)
+    low, high = 0.6 * uniform, 1.3 * max(blind, uniform)
+    return Check(
+        "first loss",
+        low <= measured <= high,
+        f"{measured:.2f}; masks passed on unchanged cost {blind:.2f}, ln V is "
+        f"{uniform:.2f}",
+        "below ln V: labels reach the block; far above: the head is not the target's "
+        "or the hidden states are not normed",
+        "check labels, masks and that the head is the target's own, frozen",
+    )

@@ -1,0 +1,120 @@
+"""Settings: YAML in, every field overridable, mistakes refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+from helpers import ROOT
+
+from dflash_lab.errors import DFlashLabError
+from dflash_lab.training.run.config import TrainConfig, from_dict, load_config, to_yaml
+
+CONFIGS = ROOT / "configs"
+
+
+def test_every_field_can_be_overridden_and_read_back(tmp_path):
+    path = tmp_path / "empty.yaml"
+    path.write_text("", encoding="utf-8")
+    assert load_config(path) == TrainConfig()
+    other = {
+        str: "other",
+        bool: True,
+        int: 7,
+        float: 0.5,
+        list: [],
+        type(None): 3,
+    }
+    special = {
+        "objective.loss": "kl",
+        "objective.attention": "sdpa",
+        "objective.mixed_precision": "bf16",
+        "data.features": "online",
+        "drafter.conditioning": "none",
+        "pair": "tiny",
+        "target": "folder",
+        "drafter.target_layer_ids": [1, 2],
+        "drafter.init_from": "folder",
+        "drafter.init_layers": [0],
+        "optimizer.clock": "cpu",
+        "data.feature_folder": "folder",
+        "log.tracker": "tensorboard",
+        "faults": ["label_shift"],
+        "data.corpus": ["a.jsonl"],
+    }
+    tried = 0
+    for section, values in asdict(TrainConfig()).items():
+        fields = values if isinstance(values, dict) else {None: values}
+        for name, default in fields.items():
+            full = section if name is None else f"{section}.{name}"
+            value = special.get(full, other[type(default)])
+            import yaml
+
+            text = yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
+            found = asdict(load_config(path, [f"{full}={text}"]))[section]
+            found = found if name is None else found[name]
+            assert found == value, full
+            tried += 1
+    assert tried > 40
+
+
+def test_settings_survive_a_round_trip(tmp_path):
+    values = {
+        "pair": "tiny",
+        "optimizer": {"steps": 5, "learning_rate": "6e-4"},
+        "data": {"corpus": ["a.jsonl", "b.jsonl"]},
+    }
+    config = from_dict(values)
+    assert config.optimizer.learning_rate == 6e-4
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in CONFIGS.glob("*.yaml")))
+def test_shipped_configs_are_valid(name):
+    config = load_config(CONFIGS / name)
+    assert config.pair in ("tiny", "smol")
+
+
+@pytest.mark.parametrize(
+    "override,message",
+    [
+        ("optimizer.lr=1", r"unknown field optimizer\.lr; known are .*learning_rate"),
+        ("typo=1", "unknown field typo"),
+        ("optimizer=1", "optimizer.* must be a section"),
+        ("optimizer.steps=many", r"optimizer\.steps is 'many'; expected int"),
+        ("optimizer.steps=true", r"optimizer\.steps is True"),
+        ("optimizer.learning_rate=fast", r"learning_rate is 'fast'; expected float"),
+        ("data.corpus=one.jsonl", r"data\.corpus is 'one\.jsonl'; expected list"),
+        ("data.corpus=[1]", r"data\.corpus is 1; expected str"),
+        ("objective.loss=mse", "objective.loss 'mse'; choose ce or kl or dpace"),
+        ("objective.mixed_precision=fp16", "'fp16'; choose no or bf16"),
+        ("drafter.conditioning=add", "'add'; choose kv or input or none"),
+        ("data.batch_size=0", r"data\.batch_size 0 must be 1 or more"),
+        ("optimizer.steps=0", r"optimizer\.steps 0 must be 1 or more"),
+        ("optimizer.epochs=-1", r"optimizer\.epochs -1\.0 must be above 0"),
+        ("optimizer.minutes=0", r"optimizer\.minutes 0\.0 must be above 0"),
+        ("optimizer.warmup_ratio=1", "warmup_ratio 1.0"),
+        ("data.reveal=1.5", r"data\.reveal 1\.5 is outside 0\.\.1"),
+        ("faults=[typo]", "unknown fault 'typo'"),
+        ("no-equals-sign", "has no '='"),
+    ],
+)
+def test_mistakes_are_refused_by_name(tmp_path, override, message):
+    path = tmp_path / "config.yaml"
+    path.write_text("pair: tiny\n", encoding="utf-8")
+    with pytest.raises(DFlashLabError, match=message):
+        load_config(path, [override])
+
+
+def test_unreadable_files_are_refused(tmp_path):
+    with pytest.raises(DFlashLabError, match="cannot read"):
+        load_config(tmp_path / "none.yaml")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("a: [1", encoding="utf-8")
+    with pytest.raises(DFlashLabError, match="no valid YAML"):
+        load_config(bad)
+    bad.write_text("- 1\n- 2\n", encoding="utf-8")
+    with pytest.raises(DFlashLabError, match="must be a section"):
+        load_config(bad)
