@@ -6,17 +6,13 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import yaml
 from helpers import ROOT
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover
-    tomllib = pytest.importorskip("tomli")
 
 PACKAGE = ROOT / "dflash_lab"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -50,7 +46,7 @@ def test_ranges_have_no_upper_caps():
         assert operators <= {">="}, requirement
     assert requirements()["torch"].specifier == SpecifierSet(">=2.9")
     assert requirements()["transformers"].specifier == SpecifierSet(">=5.15")
-    assert PROJECT["requires-python"] == ">=3.10"
+    assert PROJECT["requires-python"] == ">=3.11"
 
 
 def test_conda_environment_installs_the_same_through_pip():

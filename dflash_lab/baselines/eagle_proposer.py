@@ -15,6 +15,7 @@ from torch import Tensor
 from dflash_lab.baselines.eagle import EagleHead, embed
 from dflash_lab.conditioning.attention import attend
 from dflash_lab.conditioning.cache import PositionCache, causal_mask
+from dflash_lab.drafter.config import check_block_size
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.speculative.proposer import Proposal
 from dflash_lab.speculative.sampling import (
@@ -42,9 +43,7 @@ class Eagle:
     name = "eagle"
 
     def __init__(self, head: EagleHead, block_size: int = 8):
-        if block_size < 2:
-            raise DFlashLabError(f"block_size {block_size} must be 2 or more")
-        self.head, self.block_size = head, block_size
+        self.head, self.block_size = head, check_block_size(block_size)
         self.target_layer_ids = head.config.target_layer_ids
 
     def start(self, target: Target, batch_size: int, capacity: int) -> _EagleSession:

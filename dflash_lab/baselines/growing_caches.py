@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from dflash_lab.compat import cache_kwarg
-from dflash_lab.conditioning.masks import anchor_block_mask
+from dflash_lab.conditioning.masks import decoding_masks
 from dflash_lab.drafter.model import DFlashDraftModel
 
 
@@ -101,6 +101,10 @@ def _draft(model, drafter, block: Tensor, features: Tensor, kept_pairs):
     positions = torch.arange(start, length + block.shape[1], device=block.device)[None]
     cos, sin = drafter.rotary(x, positions)
     new = context.shape[1]
+    anchor = torch.tensor([length], device=x.device)
+    masks = decoding_masks(
+        config.attention_patterns, anchor, length, block.shape[1], exact=True
+    )
     grown = []
     for index, (kind, layer) in enumerate(
         zip(config.layer_types, drafter.layers, strict=True)
@@ -110,14 +114,7 @@ def _draft(model, drafter, block: Tensor, features: Tensor, kept_pairs):
             both = zip(kept_pairs[index], pair, strict=True)
             pair = tuple(torch.cat(tensors, dim=2) for tensors in both)
         grown.append(pair)
-        mask = anchor_block_mask(
-            torch.full((1, 1), length, device=x.device),
-            length,
-            block.shape[1],
-            causal=config.causal_in_block(kind),
-            window=config.window_of(kind),
-        )
-        x = layer(x, cos[:, new:], sin[:, new:], pair, mask)
+        x = layer(x, cos[:, new:], sin[:, new:], pair, masks[kind])
     return drafter.norm(x), grown
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dflash_lab.drafter.checkpoint import read_checkpoint, write_checkpoint
+from dflash_lab.drafter.config import check_block_size
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.target.target import Target
 
@@ -49,11 +50,7 @@ class MedusaConfig:
     num_target_layers: int
 
     def __post_init__(self):
-        if self.block_size < 2:
-            raise DFlashLabError(
-                f"block_size {self.block_size} must be 2 or more: a block is the known "
-                "token and a draft from each head"
-            )
+        check_block_size(self.block_size)
 
     @classmethod
     def for_target(cls, target: Target, block_size: int = 8) -> MedusaConfig:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dflash_lab.baselines.medusa import MedusaHeads
-from dflash_lab.errors import DFlashLabError
+from dflash_lab.drafter.config import check_block_size
 from dflash_lab.speculative.proposer import Proposal
 from dflash_lab.speculative.sampling import (
     STREAM_DRAFT,
@@ -47,14 +47,9 @@ class Medusa:
 
     def __init__(self, heads: MedusaHeads, block_size: int | None = None):
         trained = heads.config.block_size
+        self.heads = heads
         block_size = trained if block_size is None else block_size
-        if not 2 <= block_size <= trained:
-            raise DFlashLabError(
-                f"block_size {block_size} is outside 2..{trained}: there are "
-                f"{trained - 1} heads, one for each draft; ask for fewer drafts or "
-                "train more heads"
-            )
-        self.heads, self.block_size = heads, block_size
+        self.block_size = check_block_size(block_size, trained)
 
     def start(self, target: Target, batch_size: int, capacity: int) -> _MedusaSession:
         self.heads.config.check_target(target)

@@ -57,8 +57,8 @@ def run_doctor() -> int:
 
 
 def _python() -> Iterator[Check]:
-    good = sys.version_info >= (3, 10)
-    yield (OK if good else FAIL), f"Python {platform.python_version()} (3.10 or newer)"
+    good = sys.version_info >= (3, 11)
+    yield (OK if good else FAIL), f"Python {platform.python_version()} (3.11 or newer)"
 
 
 def _libraries() -> Iterator[Check]:

@@ -1,45 +1,24 @@
-"""Attention over context and block, with one of three mask backends.
+"""Attention over context and block, for each form of a mask.
 
 `attend` takes a boolean mask (scaled dot-product attention, any device); a `SplitMask`,
 which scores a block's rows against the context and their own block only, not against
 the N - 1 other blocks; or a FlexAttention `BlockMask`, which never forms the matrix of
-scores and skips its empty tiles. All state the rule of `masks.anchor_block_mask`.
+scores and skips its empty tiles.
 
-Leaves out: choosing between them (`training/run.py`). FlexAttention trains on
-CUDA only; on a CPU it has no backward and serves for tests.
+Leaves out: making the masks (`masks.py`), and choosing a form (`training/run/`).
+FlexAttention trains on CUDA only; on a CPU it has no backward and serves for tests.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import (
-    BlockMask,
-    create_block_mask,
-    flex_attention,
-)
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from dflash_lab.conditioning.masks import anchor_block_mask
-
-
-@dataclass(frozen=True)
-class SplitMask:
-    """What N blocks see, as two small masks.
-
-    Attributes:
-        context: (B, N*K, S) bool, context rows that each block row sees.
-        block: (K, K) bool, rows of its own block that a row sees.
-    """
-
-    context: Tensor
-    block: Tensor
-
-
-Mask = Tensor | SplitMask | BlockMask
+from dflash_lab.conditioning.masks import Mask, SplitMask
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Mask | None) -> Tensor:
@@ -106,62 +85,6 @@ def _attend_split(
     from_own = from_own.unflatten(3, (-1, size)) @ values[:, :, length:].reshape(blocks)
     mixed = mixed.view(batch, shared, group, rows, d) + from_own.flatten(3, 4)
     return mixed.view(batch, heads, rows, d)
-
-
-def split_block_mask(
-    anchor_positions: Tensor,
-    context_length: int,
-    block_size: int,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    valid: Tensor | None = None,
-) -> SplitMask:
-    """`masks.anchor_block_mask` in two parts; invalid blocks see themselves."""
-    mask = anchor_block_mask(
-        anchor_positions,
-        context_length,
-        block_size,
-        causal=causal,
-        window=window,
-        valid=valid,
-        with_blocks=False,
-    )
-    block = torch.ones(block_size, block_size, dtype=torch.bool)
-    block = block.tril() if causal else block
-    return SplitMask(mask[:, 0], block.to(anchor_positions.device))
-
-
-def flex_block_mask(
-    anchor_positions: Tensor,
-    context_length: int,
-    block_size: int,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    valid: Tensor | None = None,
-) -> BlockMask:
-    """FlexAttention's form of `masks.anchor_block_mask`; same arguments and rule."""
-    batch, blocks = anchor_positions.shape
-    if valid is None:
-        valid = torch.ones_like(anchor_positions, dtype=torch.bool)
-
-    def sees(b: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
-        block, offset = row // block_size, row % block_size
-        anchor = anchor_positions[b, block]
-        in_context = (column < context_length) & (column < anchor)
-        if window is not None:
-            in_context = in_context & (anchor + offset - column < window)
-        other = column - context_length
-        in_block = (other >= 0) & (other // block_size == block)
-        if causal:
-            in_block = in_block & (other % block_size <= offset)
-        return (in_context | in_block) & valid[b, block]
-
-    rows = blocks * block_size
-    return create_block_mask(
-        sees, batch, None, rows, context_length + rows, device=anchor_positions.device
-    )
 
 
 @functools.cache

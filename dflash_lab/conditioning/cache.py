@@ -145,6 +145,10 @@ class PositionCache:
         """Positions to read for rows whose next token stands at `start` (B,)."""
         return int(start.max()) if self.static_span is None else self.static_span
 
+    def reads_exactly(self, start: Tensor) -> bool:
+        """Whether no row reads past its own `start`; said without asking a tensor."""
+        return self.static_span is None and len(start) == 1
+
     def keep_rows(self, rows: Tensor) -> None:
         """Keep only these rows, in this order; the others' memory is released."""
         self.lengths = self.lengths[rows]

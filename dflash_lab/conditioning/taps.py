@@ -12,6 +12,7 @@ residual streams.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -101,35 +102,27 @@ def check_layer_ids(target_layer_ids: Sequence[int], num_target_layers: int) -> 
             )
 
 
-class HiddenStateTap:
-    """Copies out the outputs of chosen decoder layers during forward passes.
+class FeatureTap:
+    """Keeps the outputs of chosen decoder layers of the last pass.
 
     Args:
-        model: a `transformers` causal LM.
-        target_layer_ids: 0-based decoder layers whose outputs are kept, in the order
-            in which they are concatenated.
+        target_layer_ids: 0-based decoder layers, in the order in which their outputs
+            are concatenated.
+        num_target_layers: N of the target.
 
-    Attributes:
-        captures: how many layer outputs were kept so far (tests count them).
+    Raises:
+        DFlashLabError: ids that cannot be tapped, see `check_layer_ids`.
     """
 
-    def __init__(self, model: nn.Module, target_layer_ids: Sequence[int]):
-        layers = find_decoder_layers(model)
-        check_layer_ids(target_layer_ids, len(layers))
+    def __init__(self, target_layer_ids: Sequence[int], num_target_layers: int):
+        check_layer_ids(target_layer_ids, num_target_layers)
         self.target_layer_ids = tuple(target_layer_ids)
-        self.captures = 0
         self._states: dict[int, Tensor] = {}
-        self._handles = [
-            layers[layer_id].register_forward_hook(self._keeper(layer_id))
-            for layer_id in set(self.target_layer_ids)
-        ]
 
-    def _keeper(self, layer_id: int):
-        def keep(module, inputs, output):
-            self._states[layer_id] = output[0] if isinstance(output, tuple) else output
-            self.captures += 1
-
-        return keep
+    def keep(self, layer_id: int, state: Tensor) -> None:
+        """Remember the output (B, T, D) of a layer, if it is tapped."""
+        if layer_id in self.target_layer_ids:
+            self._states[layer_id] = state
 
     def take(self) -> Tensor | None:
         """Features of the last forward pass, which are then forgotten.
@@ -140,18 +133,48 @@ class HiddenStateTap:
         """
         if not self.target_layer_ids:
             return None
-        states = [self._states[layer_id] for layer_id in self.target_layer_ids]
-        self._states.clear()
-        return torch.cat(states, dim=-1)
+        states, self._states = self._states, {}
+        return torch.cat([states[i] for i in self.target_layer_ids], dim=-1)
+
+    def close(self) -> None:
+        """Stop listening."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+
+class HiddenStateTap(FeatureTap):
+    """A tap on the modules of a `transformers` causal LM, by forward hooks.
+
+    Args:
+        model: the causal LM.
+        target_layer_ids: as in `FeatureTap`.
+
+    Attributes:
+        captures: how many layer outputs were kept so far (tests count them).
+    """
+
+    def __init__(self, model: nn.Module, target_layer_ids: Sequence[int]):
+        layers = find_decoder_layers(model)
+        super().__init__(target_layer_ids, len(layers))
+        self.captures = 0
+        self._handles = [
+            layers[layer_id].register_forward_hook(self._keeper(layer_id))
+            for layer_id in set(self.target_layer_ids)
+        ]
+
+    def _keeper(self, layer_id: int):
+        def keep(module, inputs, output):
+            self.keep(layer_id, output[0] if isinstance(output, tuple) else output)
+            self.captures += 1
+
+        return keep
 
     def close(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-    def __enter__(self) -> HiddenStateTap:
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        self.close()

@@ -10,6 +10,7 @@ Leaves out: relatives that share the file format but not the meaning (`relatives
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,29 @@ from pathlib import Path
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dflash_lab.compat import rope_settings
+from dflash_lab.conditioning.masks import AttentionPattern
 from dflash_lab.conditioning.taps import build_target_layer_ids
 from dflash_lab.drafter.relatives import refuse_relatives
 from dflash_lab.errors import DFlashLabError
+
+
+def check_block_size(block_size: int, trained: int | None = None) -> int:
+    """A block size that drafts something, and no more than was trained.
+
+    Args:
+        block_size: K, the known token included.
+        trained: K of the drafter's training; None for drafters without such a limit.
+
+    Raises:
+        DFlashLabError: K is out of range.
+    """
+    if block_size < 2 or (trained is not None and block_size > trained):
+        limit = "below 2" if trained is None else f"outside 2..{trained}"
+        raise DFlashLabError(
+            f"block_size {block_size} is {limit}: slot 0 is the last known token, so "
+            "2 draft one; a drafter drafts at most as many as it was trained for"
+        )
+    return block_size
 
 
 @dataclass(frozen=True)
@@ -105,11 +126,7 @@ class DFlashConfig:
             raise DFlashLabError(
                 f"conditioning {self.conditioning!r} is unknown; choose kv or input"
             )
-        if self.block_size < 2:
-            raise DFlashLabError(
-                f"block_size {self.block_size} drafts nothing: slot 0 is the last "
-                "known token; use 2 or more"
-            )
+        check_block_size(self.block_size)
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise DFlashLabError(
                 f"mask_token_id {self.mask_token_id} is outside the embedding table of "
@@ -128,6 +145,14 @@ class DFlashConfig:
                 f"{self.num_attention_heads} query heads cannot share "
                 f"{self.num_key_value_heads} key/value heads evenly"
             )
+
+    @functools.cached_property
+    def attention_patterns(self) -> dict[str, AttentionPattern]:
+        """What each kind of layer that occurs may see."""
+        return {
+            kind: AttentionPattern(self.causal_in_block(kind), self.window_of(kind))
+            for kind in sorted(set(self.layer_types))
+        }
 
     def causal_in_block(self, layer_type: str) -> bool:
         """Whether block rows of such a layer see only earlier rows of their block."""

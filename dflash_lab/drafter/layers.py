@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from dflash_lab.conditioning.attention import Mask, attend
+from dflash_lab.conditioning.attention import attend
+from dflash_lab.conditioning.masks import Mask
 from dflash_lab.drafter.config import DFlashConfig
 
 KeyValue = tuple[Tensor, Tensor]

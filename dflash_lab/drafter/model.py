@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dflash_lab.conditioning.attention import Mask
 from dflash_lab.conditioning.cache import PositionCache
-from dflash_lab.conditioning.masks import anchor_block_mask
+from dflash_lab.conditioning.masks import Mask, block_position_ids, decoding_masks
 from dflash_lab.drafter.checkpoint import (
     find_checkpoint,
     read_checkpoint,
@@ -161,41 +160,17 @@ class DFlashDraftModel(nn.Module):
         """
         block_size = noise_embedding.shape[1]
         span = cache.span_before(start)
-        positions = start[:, None] + torch.arange(block_size, device=start.device)
+        positions = block_position_ids(start[:, None], block_size)
         cos, sin = self.rotary(noise_embedding, positions)
         contexts = [cache.read(i, span) for i in range(len(self.layers))]
-        masks = self.block_masks(start[:, None], span, block_size)
+        masks = decoding_masks(
+            self.config.attention_patterns,
+            start.to(self.device),
+            span,
+            block_size,
+            cache.reads_exactly(start),
+        )
         return self._run(noise_embedding, cos, sin, contexts, masks)
-
-    def block_masks(
-        self,
-        anchor_positions: Tensor,
-        context_length: int,
-        block_size: int,
-        valid: Tensor | None = None,
-    ) -> dict[str, Tensor | None]:
-        """One mask for each layer type, None where nothing is hidden.
-
-        Args and shapes as in `anchor_block_mask`.
-        """
-        masks: dict[str, Tensor | None] = {}
-        for kind in set(self.config.layer_types):
-            causal = self.config.causal_in_block(kind)
-            window = self.config.window_of(kind)
-            alone = anchor_positions.shape[1] == 1 and valid is None
-            alone = alone and bool((anchor_positions == context_length).all())
-            if alone and not causal and window is None:
-                masks[kind] = None
-                continue
-            masks[kind] = anchor_block_mask(
-                anchor_positions.to(self.device),
-                context_length,
-                block_size,
-                causal=causal,
-                window=window,
-                valid=None if valid is None else valid.to(self.device),
-            )
-        return masks
 
     def _run(
         self,
@@ -203,7 +178,7 @@ class DFlashDraftModel(nn.Module):
         cos: Tensor,
         sin: Tensor,
         contexts: list[KeyValue],
-        masks: Mask | dict[str, Mask] | None,
+        masks: Mask | dict[str, Mask | None] | None,
     ) -> Tensor:
         for kind, layer, context in zip(
             self.config.layer_types, self.layers, contexts, strict=True

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config
 
-from dflash_lab.conditioning.masks import anchor_block_mask
+from dflash_lab.conditioning.masks import decoding_masks
 from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
 
@@ -71,6 +71,7 @@ class HFAssistant(nn.Module):
         noise = noise_embeds * config.input_embedding_scale
         x = noise.to(drafter.dtype)
         context = drafter.fuse(context_hidden_states)
+        patterns = config.attention_patterns
         new, size = context.shape[1], x.shape[1]
         cos, sin = drafter.rotary(x, position_ids)
         for index, (kind, layer) in enumerate(
@@ -86,14 +87,9 @@ class HFAssistant(nn.Module):
             keys, values = cache.update(*grown, index)
             length = keys.shape[2] - size
             earlier = keys[:, :, :length], values[:, :, :length]
-            mask = anchor_block_mask(
-                torch.full((1, 1), length, device=x.device),
-                length,
-                size,
-                causal=config.causal_in_block(kind),
-                window=config.window_of(kind),
-            )
-            x = layer(x, cos[:, new:], sin[:, new:], earlier, mask)
+            start = torch.tensor([length], device=x.device)
+            masks = decoding_masks(patterns, start, length, size, exact=True)
+            x = layer(x, cos[:, new:], sin[:, new:], earlier, masks[kind])
         return SimpleNamespace(last_hidden_state=drafter.norm(x))
 
 

@@ -79,6 +79,20 @@ class Row:
         return "position_limit" if reason == "length" and self.capped else reason
 
 
+def longest_text(rows: Sequence[Row]) -> int:
+    """Positions of the longest text, prompt and answer, that the rows may reach."""
+    return max(len(row.prompt) + row.budget for row in rows)
+
+
+def drafts_that_fit(remaining: Tensor, block_size: int) -> Tensor:
+    """(B,) tokens that rows may still get -> (B,) drafts that a cycle may use.
+
+    A cycle adds its accepted drafts and one token of the target's own, so a row that
+    may get r tokens uses at most r - 1 drafts, and nothing overshoots.
+    """
+    return (remaining - 1).clamp(0, block_size - 1)
+
+
 def as_prompts(input_ids, target: Target, max_new_tokens: int) -> list[list[int]]:
     """Prompts as lists of ids; every bad one is refused before any work.
 

@@ -18,12 +18,13 @@ import time
 import torch
 from torch import Tensor
 
+from dflash_lab.conditioning.masks import block_position_ids
 from dflash_lab.speculative.acceptance import (
     Verdict,
     accept_matching,
     accept_speculatively,
 )
-from dflash_lab.speculative.generation import Row
+from dflash_lab.speculative.generation import Row, drafts_that_fit, longest_text
 from dflash_lab.speculative.proposer import DraftSession, Proposal
 from dflash_lab.speculative.sampling import (
     STREAM_COIN,
@@ -70,7 +71,7 @@ class HostLoop:
         self.on_tokens, self.details = on_tokens, details
         self.processors, self.keep_scores = list(processors), keep_scores
         # A block may look K-1 positions past the last token that becomes text.
-        capacity = max(len(row.prompt) + row.budget for row in rows) + self.block_size
+        capacity = longest_text(rows) + self.block_size
         self.cache = target.new_cache(len(rows), capacity)
         self.session: DraftSession = proposer.start(target, len(rows), capacity)
 
@@ -111,13 +112,12 @@ class HostLoop:
     def _cycle(self) -> None:
         clock = [self._now()]
         rows = self.active
-        most = min(self.block_size, max(row.remaining for row in rows)) - 1
+        remaining = torch.tensor([row.remaining for row in rows])
+        limit = drafts_that_fit(remaining, self.block_size)
         texts = [row.text for row in rows]
         proposal = self.session.propose(
-            texts, most, self.sampling, self.seeds, self.details
+            texts, int(limit.max()), self.sampling, self.seeds, self.details
         )
-        # A row near its limit takes fewer drafts, so that nothing overshoots.
-        limit = torch.tensor([row.remaining - 1 for row in rows])
         num_drafts = torch.minimum(proposal.num_drafts, limit)
         clock.append(self._now())
 
@@ -126,7 +126,7 @@ class HostLoop:
         )
         block = torch.cat([anchors, proposal.tokens], dim=1)  # (B, T)
         start = torch.tensor([len(text) - 1 for text in texts])
-        positions = start[:, None] + torch.arange(block.shape[1])
+        positions = block_position_ids(start[:, None], block.shape[1])
         logits = self.target.forward(block, positions, self.cache)
         drafts = proposal.tokens.tolist()
         scores = self._process(logits, texts, drafts, num_drafts.tolist())

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dflash_lab.drafter.config import check_block_size
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.speculative.proposer import Proposal
 from dflash_lab.target.target import Target
@@ -31,12 +32,9 @@ class NGramLookup:
     target_layer_ids = ()
 
     def __init__(self, block_size: int = 8, max_ngram: int = 3):
-        if block_size < 2 or max_ngram < 1:
-            raise DFlashLabError(
-                f"block_size {block_size} must be 2 or more and max_ngram {max_ngram} "
-                "1 or more"
-            )
-        self.block_size, self.max_ngram = block_size, max_ngram
+        if max_ngram < 1:
+            raise DFlashLabError(f"max_ngram {max_ngram} must be 1 or more")
+        self.block_size, self.max_ngram = check_block_size(block_size), max_ngram
 
     def start(self, target: Target, batch_size: int, capacity: int) -> _NGramSession:
         return _NGramSession(batch_size, self.max_ngram)

@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dflash_lab.drafter.config import check_block_size
 from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.speculative.proposer import DFlash, DFlashSession, Proposal, Proposer
@@ -47,9 +48,8 @@ class FromFunction:
         block_size: int = 8,
         name: str = "own",
     ):
-        if block_size < 2:
-            raise DFlashLabError(f"block_size {block_size} must be 2 or more")
-        self.function, self.block_size, self.name = function, block_size, name
+        self.function, self.name = function, name
+        self.block_size = check_block_size(block_size)
 
     def start(self, target: Target, batch_size: int, capacity: int):
         return _FunctionSession(self.function, target.vocab_size)

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from dflash_lab.conditioning.cache import PositionCache
 from dflash_lab.conditioning.taps import check_layer_ids
+from dflash_lab.drafter.config import check_block_size
 from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.speculative.sampling import (
@@ -154,14 +155,10 @@ class DFlash:
         if drafter is None:
             raise DFlashLabError("no drafter is loaded; give one, or use Plain()")
         trained = drafter.config.block_size
+        self.drafter = drafter
         block_size = trained if block_size is None else block_size
-        if not 2 <= block_size <= trained:
-            raise DFlashLabError(
-                f"block_size {block_size} is outside 2..{trained}: the drafter was "
-                f"trained with {trained}, smaller blocks work, larger ones do not"
-            )
-        self.drafter, self.block_size = drafter, block_size
-        self.kernel_rows = block_size
+        self.block_size = check_block_size(block_size, trained)
+        self.kernel_rows = self.block_size
         self.target_layer_ids = drafter.config.target_layer_ids
         self.passes = as_fast_drafter(drafter) if fused else drafter
 

@@ -20,8 +20,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dflash_lab.conditioning.masks import block_position_ids
 from dflash_lab.speculative.acceptance import accept_matching
-from dflash_lab.speculative.generation import Row
+from dflash_lab.speculative.generation import Row, drafts_that_fit, longest_text
 from dflash_lab.speculative.proposer import DFlash, Plain, Proposer
 from dflash_lab.speculative.sampling import (
     Sampling,
@@ -79,9 +80,9 @@ class StaticLoop:
         self.granularity = granularity
         self.block_size = proposer.kernel_rows
         batch = len(rows)
-        longest = max(len(row.prompt) + row.budget for row in rows)
         # A frozen or a last cycle still writes a whole block behind its anchor.
-        self.capacity = _rounded(longest + self.block_size + 1, capacity_step)
+        needed = longest_text(rows) + self.block_size + 1
+        self.capacity = _rounded(needed, capacity_step)
         self.cache = target.new_cache(batch, self.capacity)
         self.session = None
         if isinstance(proposer, DFlash):
@@ -183,12 +184,15 @@ class StaticLoop:
         logits = self.session.logits(hidden[:, 1:])
         return most_likely(logits), _any_nan(logits)
 
+    def positions(self) -> Tensor:
+        """(B, K) positions of the blocks' rows."""
+        return block_position_ids(self.anchor[:, None], self.block_size)
+
     def verify(self, drafts: Tensor) -> Tensor:
         """(B, K, V) logits of the target for anchor and drafts."""
         anchors = self.text.gather(1, self.anchor[:, None])
         block = torch.cat([anchors, drafts], dim=1)
-        positions = self.anchor[:, None] + self.offset
-        return self.target.forward(block, positions, self.cache)
+        return self.target.forward(block, self.positions(), self.cache)
 
     def observe(self) -> None:
         """Project the features of the verified rows into the drafter's cache.
@@ -197,18 +201,15 @@ class StaticLoop:
         written again.
         """
         if self.session is not None:
-            positions = self.anchor[:, None] + self.offset
             self.session.passes.append_context(
-                self.tap.take(), positions, self.session.cache
+                self.tap.take(), self.positions(), self.session.cache
             )
 
     def settle(self, drafts: Tensor, broken: Tensor, logits: Tensor) -> None:
         """Accept, stop, append to the text, and report."""
-        places = self.anchor[:, None] + self.offset + 1  # of the picks
+        places = self.positions() + 1  # of the picks
         picks = choose_tokens(logits, places, self.sampling, self.seeds)
-        # A row near its limit takes fewer drafts, so that nothing overshoots.
-        room = self.last - self.anchor
-        limit = (room - 1).clamp(0, self.block_size - 1)
+        limit = drafts_that_fit(self.last - self.anchor, self.block_size)
         if self.session is None:
             limit = torch.zeros_like(limit)
         accepted = accept_matching(drafts, picks, limit).accepted

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 from dflash_lab.compat import rope_settings
 from dflash_lab.conditioning.cache import PositionCache
-from dflash_lab.conditioning.masks import anchor_block_mask
-from dflash_lab.conditioning.taps import check_layer_ids, find_decoder_layers
+from dflash_lab.conditioning.masks import block_position_ids, decoding_masks
+from dflash_lab.conditioning.taps import FeatureTap, find_decoder_layers
 from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.target.fused_layers import FusedLayer, RopeTable, as_packed, rms_norm
 from dflash_lab.target.packed import small_enough
@@ -80,8 +80,6 @@ class FusedTarget(Target):
         self._rope.grow(cache.capacity)
         rope = self._rope.at(positions)
         x = F.embedding(input_ids.to(self.device), self.embedding_table)
-        wanted = {i for tap in self._taps for i in tap.target_layer_ids}
-        states = {}
         for index, layer in enumerate(self._layers):
             mask = masks[self._kinds[index]]
 
@@ -89,10 +87,8 @@ class FusedTarget(Target):
                 return *cache.update(keys, values, index), mask
 
             x = layer(x, rope, store)
-            if index in wanted:
-                states[index] = x
-        for tap in self._taps:
-            tap.keep(states)
+            for tap in self._taps:
+                tap.keep(index, x)
         if isinstance(logits_to_keep, int):
             kept = x[:, -logits_to_keep:] if logits_to_keep else x
         else:
@@ -100,38 +96,19 @@ class FusedTarget(Target):
         return self.logits(rms_norm(kept, self._norm, self.config.rms_norm_eps))
 
 
-class FusedTap:
+class FusedTap(FeatureTap):
     """What `HiddenStateTap` is to modules; see there."""
 
-    def __init__(self, taps: list, target_layer_ids: Sequence[int], num_layers: int):
-        check_layer_ids(target_layer_ids, num_layers)
-        self.target_layer_ids = tuple(target_layer_ids)
-        self._states: dict[int, Tensor] = {}
+    def __init__(
+        self, taps: list[FusedTap], target_layer_ids: Sequence[int], num_layers: int
+    ):
+        super().__init__(target_layer_ids, num_layers)
         self._taps = taps
         taps.append(self)
 
-    def keep(self, states: dict[int, Tensor]) -> None:
-        """Remember this tap's layers of a pass."""
-        self._states = {i: states[i] for i in self.target_layer_ids}
-
-    def take(self) -> Tensor | None:
-        """As `HiddenStateTap.take`."""
-        if not self.target_layer_ids:
-            return None
-        states = [self._states[i] for i in self.target_layer_ids]
-        self._states = {}
-        return torch.cat(states, dim=-1)
-
     def close(self) -> None:
-        """Stop listening."""
         if self in self._taps:
             self._taps.remove(self)
-
-    def __enter__(self) -> FusedTap:
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        self.close()
 
 
 class FusedDrafter:
@@ -182,10 +159,15 @@ class FusedDrafter:
     ) -> Tensor:
         block_size = noise_embedding.shape[1]
         self._rope.grow(cache.capacity)
-        offset = torch.arange(block_size, device=start.device)
-        rope = self._rope.at(start[:, None] + offset)
+        rope = self._rope.at(block_position_ids(start[:, None], block_size))
         span = cache.span_before(start)
-        masks = self._masks(start, span, block_size, cache)
+        masks = decoding_masks(
+            self.config.attention_patterns,
+            start.to(self.device),
+            span,
+            block_size,
+            cache.reads_exactly(start),
+        )
         x = noise_embedding
         for index, layer in enumerate(self._layers):
             mask = masks[self.config.layer_types[index]]
@@ -197,31 +179,6 @@ class FusedDrafter:
 
             x = layer(x, rope, store)
         return rms_norm(x, self._norm, self.config.rms_norm_eps)
-
-    def _masks(
-        self, start: Tensor, span: int, block_size: int, cache: PositionCache
-    ) -> dict[str, Tensor | None]:
-        masks: dict[str, Tensor | None] = {}
-        for kind in sorted(set(self.config.layer_types)):
-            causal = self.config.causal_in_block(kind)
-            window = self.config.window_of(kind)
-            # One row, right behind its context: nothing is hidden.
-            if (
-                len(start) == 1
-                and cache.static_span is None
-                and not causal
-                and window is None
-            ):
-                masks[kind] = None
-                continue
-            masks[kind] = anchor_block_mask(
-                start[:, None].to(self.device),
-                span,
-                block_size,
-                causal=causal,
-                window=window,
-            )
-        return masks
 
 
 def can_fuse(model: nn.Module) -> bool:

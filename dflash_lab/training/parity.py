@@ -16,11 +16,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dflash_lab.conditioning.attention import SplitMask
+from dflash_lab.conditioning.masks import SplitMask, training_masks
 from dflash_lab.speculative.proposer import DFlash
 from dflash_lab.target.target import Target
 from dflash_lab.training.convention_checks import Check, fault_check
-from dflash_lab.training.data.batch import TrainingBatch, layer_masks
+from dflash_lab.training.data.batch import TrainingBatch
 from dflash_lab.training.data.dataset import collate
 from dflash_lab.training.data.pipeline import Pipeline
 from dflash_lab.training.objective import Objective
@@ -78,7 +78,15 @@ def check_masks(batch: TrainingBatch, pipeline: Pipeline) -> Check:
     """Every mask is the rule that decoding follows."""
     name, length = "attention mask", batch.target_hidden.shape[1]
     anchors, valid = batch.blocks.anchor_positions, batch.blocks.valid
-    right = layer_masks(pipeline.config, anchors, length, valid, pipeline.backend)
+    config = pipeline.config
+    right = training_masks(
+        config.attention_patterns,
+        anchors,
+        length,
+        config.block_size,
+        valid,
+        pipeline.backend,
+    )
     context = block = torch.zeros((), dtype=torch.bool)
     ahead = torch.zeros((), dtype=torch.bool)
     for kind, mask in batch.masks.items():

@@ -13,8 +13,12 @@ from helpers import random_drafter, random_target, training_texts
 from reference import decayed_loss, dpace_weights_plainly, generate_greedily
 from torch.nn.attention.flex_attention import create_mask
 
-from dflash_lab.conditioning.attention import attend, flex_block_mask, split_block_mask
-from dflash_lab.conditioning.masks import anchor_block_mask
+from dflash_lab.conditioning.attention import attend
+from dflash_lab.conditioning.masks import (
+    anchor_block_mask,
+    flex_block_mask,
+    split_block_mask,
+)
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.speculative.proposer import DFlash
 from dflash_lab.training.data.anchors import (

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from dflash_lab.conditioning.masks import block_position_ids
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -84,13 +86,14 @@ def make_blocks(
         mask_token_id: id of slots 1..K-1.
     """
     length = input_ids.shape[1]
-    offset = torch.arange(block_size, device=input_ids.device)
-    position = anchor_positions[..., None] + offset  # (B, N, K)
+    position = block_position_ids(anchor_positions, block_size)  # (B, N*K)
     inside = position < length
-    position = position.clamp(max=length - 1).flatten(1)
-    labels = input_ids.gather(1, position).view(*inside.shape)
-    supervised = loss_mask.gather(1, position).view(*inside.shape)
-    label_mask = inside & supervised & valid[..., None] & (offset > 0)
+    position = position.clamp(max=length - 1)
+    shape = (*anchor_positions.shape, block_size)
+    labels = input_ids.gather(1, position).view(shape)
+    supervised = (inside & loss_mask.gather(1, position)).view(shape)
+    label_mask = supervised & valid[..., None]
+    label_mask[..., 0] = False
     blocks = torch.full_like(labels, mask_token_id)
     blocks[..., 0] = labels[..., 0]
     return Blocks(anchor_positions, valid, blocks, labels, label_mask)

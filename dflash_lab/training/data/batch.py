@@ -15,17 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dflash_lab.conditioning.attention import Mask, flex_block_mask, split_block_mask
-from dflash_lab.conditioning.masks import anchor_block_mask, block_position_ids
+from dflash_lab.conditioning.masks import Mask, block_position_ids, training_masks
 from dflash_lab.drafter.config import DFlashConfig
 from dflash_lab.training.data.anchors import Blocks, make_blocks, select_anchors
 
 Masks = dict[str, Mask]
-BACKENDS = {
-    "sdpa": anchor_block_mask,
-    "split": split_block_mask,
-    "flex": flex_block_mask,
-}
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ def build_batch(
         scores: (B, S) float32 uniform, from which anchors are drawn.
         num_anchors: N, most anchors per text.
         head_inputs: (B, S, D), what the target's head reads, for distillation.
-        backend: form of the masks, one of `BACKENDS`.
+        backend: form of the masks, one of `masks.FORMS`.
         device: where the passes run.
     """
     anchors, valid = select_anchors(loss_mask, num_anchors, scores)
@@ -98,27 +92,16 @@ def build_batch(
         blocks,
         target_hidden,
         torch.cat([context, block_positions], dim=1),
-        layer_masks(config, anchors.to(device), length, valid.to(device), backend),
-        teacher,
-    ).to(torch.device(device))
-
-
-def layer_masks(
-    config: DFlashConfig, anchors: Tensor, length: int, valid: Tensor, backend: str
-) -> Masks:
-    """One mask for each kind of layer (see `anchor_block_mask`)."""
-    make = BACKENDS[backend]
-    return {
-        kind: make(
-            anchors,
+        training_masks(
+            config.attention_patterns,
+            anchors.to(device),
             length,
             config.block_size,
-            causal=config.causal_in_block(kind),
-            window=config.window_of(kind),
-            valid=valid,
-        )
-        for kind in sorted(set(config.layer_types))
-    }
+            valid.to(device),
+            backend,
+        ),
+        teacher,
+    ).to(torch.device(device))
 
 
 def _before_labels(head_inputs: Tensor, anchors: Tensor, block_size: int) -> Tensor:

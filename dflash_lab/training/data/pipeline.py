@@ -34,7 +34,7 @@ class Pipeline:
         seed: of order and anchors.
         accumulation: passes that a process makes for a step.
         faults: bugs to switch on.
-        backend: form of the masks, see `batch.BACKENDS`; faults need `sdpa`.
+        backend: form of the masks, see `masks.FORMS`; faults need `sdpa`.
         device: where the passes run.
 
     Attributes:
