@@ -14,8 +14,6 @@ from transformers import AutoModelForCausalLM
 from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.target.target import Target
 
-torch.set_num_threads(1)  # models this small only lose time to threads
-
 
 @pytest.fixture(scope="session")
 def conformance_target() -> Target:

@@ -19,6 +19,11 @@ from dflash_lab.pairs.pair import Pair
 from dflash_lab.target.fused import as_target
 from dflash_lab.target.target import Target
 from dflash_lab.training.data.dataset import Example
+from dflash_lab.training.run.config import from_dict
+from dflash_lab.training.run.train import train
+
+# Also in the processes that tests start: models this small only lose time to threads.
+torch.set_num_threads(1)
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -116,3 +121,9 @@ def settings(folder: Path, **changes) -> dict:
         else:
             values[name] = value
     return values
+
+
+def run(folder: Path, resume: bool = False, **changes):
+    """Train as `settings` says."""
+    config = from_dict(settings(folder, **changes))
+    return train(config, resume=resume, pair=bare_pair())

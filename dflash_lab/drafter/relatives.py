@@ -25,7 +25,7 @@ _FOREIGN_FIELDS = {
     "attention_value_scale": ("MiMo", (1, 1.0)),
     "v_head_dim": ("MiMo", ()),
     "partial_rotary_factor": ("MiMo", (1, 1.0)),
-    "shift_label": ("DSpark", (False,)),
+    "shift_label": ("Domino", (False,)),
     "sample_from_anchor": ("DSpark", (False,)),
     "projector_type": ("Domino or DSpark", ("dflash",)),
     "transformer_layer_config": ("speculators", ()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import random_drafter, random_target, training_texts
+from helpers import random_drafter, random_target, run, training_texts
 
 from dflash_lab.clinic.diagnosis import TRIED, Examination, examine
 from dflash_lab.clinic.symptoms import SYMPTOMS, symptom_table
@@ -142,8 +142,6 @@ def test_unknown_faults_are_refused():
 
 
 def trained(tmp_path, fault=None, steps=220):
-    from test_trainer import run
-
     result = run(
         tmp_path,
         faults=[fault] if fault else [],

@@ -18,6 +18,7 @@ from helpers import (
     TESTS,
     bare_pair,
     random_target,
+    run,
     settings,
     training_texts,
     write_corpus_file,
@@ -41,11 +42,6 @@ pytest.importorskip("accelerate")
 
 # Where a child process finds helpers and this file.
 PATHS = [str(TESTS), str(Path(__file__).parent)]
-
-
-def run(folder: Path, resume=False, **changes):
-    config = from_dict(settings(folder, **changes))
-    return train(config, resume=resume, pair=bare_pair())
 
 
 def weights(folder: Path, step: int) -> dict:
@@ -152,7 +148,7 @@ import os, signal, sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
 from dflash_lab.training.run import trainer
-from test_trainer import run
+from helpers import run
 step, replace = trainer.Trainer.step, os.replace
 where, when = {where!r}, {when}
 def die(): os.kill(os.getpid(), signal.SIGKILL)
@@ -298,7 +294,8 @@ sys.path[:0] = {paths!r}
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from test_trainer import run, shard_weights, stop_behind
+from helpers import run
+from test_trainer import shard_weights, stop_behind
 {prelude}
 run(Path({folder!r}), resume=True, data={data!r})
 # What gloo leaves running may abort an interpreter that tidies up.
