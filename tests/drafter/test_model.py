@@ -162,7 +162,7 @@ def test_causality_rule(fields, kind, causal):
         ({"v_head_dim": 64}, "MiMo"),
         ({"own": {"projector_type": "domino"}}, "Domino"),
         ({"own": {"sample_from_anchor": True}}, "DSpark"),
-        ({"own": {"shift_label": True}}, "DSpark"),
+        ({"own": {"shift_label": True}}, "Domino"),
         ({"transformer_layer_config": {"a": 1}}, "speculators"),
         ({"draft_vocab_size": 32000}, "speculators"),
         ({"architectures": ["Qwen3ForCausalLM"]}, "Qwen3ForCausalLM"),
