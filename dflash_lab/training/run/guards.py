@@ -11,8 +11,8 @@ from pathlib import Path
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs.pair import Pair
+from dflash_lab.training.run.checkpoints import latest_checkpoint
 from dflash_lab.training.run.config import TrainConfig, load_config
-from dflash_lab.training.run.trainer import latest_checkpoint
 
 
 def check_texts_fit(pair: Pair, headers: list[dict]) -> None:

@@ -10,8 +10,27 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
 
 from dflash_lab.files import write_text_atomically
+
+
+class StepSums(NamedTuple):
+    """One step, over all processes.
+
+    Attributes:
+        loss: weighted mean of the losses, scalar.
+        right: (K-1,), right argmax drafts of each slot.
+        total: (K-1,), labels of each slot.
+        blocks: how many blocks, scalar.
+    """
+
+    loss: Tensor
+    right: Tensor
+    total: Tensor
+    blocks: Tensor
 
 
 def predicted_tau(accuracy: Sequence[float]) -> float:

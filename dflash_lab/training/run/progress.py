@@ -1,11 +1,12 @@
 """How far a run has come, and the drafters it leaves on the way.
 
-Leaves out: checkpoints from which a run goes on (`trainer.py`).
+Leaves out: checkpoints from which a run goes on (`checkpoints.py`).
 """
 
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,27 @@ class Progress:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     tau: dict[str, float] | None = None
+
+
+class Stopwatch:
+    """Adds the time since it was made to a run's progress.
+
+    Args:
+        progress: of the run, with the time before.
+        processes: that take part; their processor time is taken to be alike.
+    """
+
+    def __init__(self, progress: Progress, processes: int):
+        self.progress, self.processes = progress, processes
+        self._before = progress.seconds, progress.cpu_seconds
+        self._started = time.monotonic(), time.process_time()
+
+    def read(self) -> None:
+        """Bring the progress up to now."""
+        seconds = time.monotonic() - self._started[0]
+        cpu_seconds = (time.process_time() - self._started[1]) * self.processes
+        self.progress.seconds = self._before[0] + seconds
+        self.progress.cpu_seconds = self._before[1] + cpu_seconds
 
 
 def passed_doubling(before: int, after: int) -> bool:

@@ -32,6 +32,7 @@ from dflash_lab.training.data.pipeline import Pipeline
 from dflash_lab.training.objective import HeadRows, Objective
 from dflash_lab.training.parity import check_training
 from dflash_lab.training.run.card import run_facts, run_results, write_card
+from dflash_lab.training.run.checkpoints import latest_checkpoint
 from dflash_lab.training.run.config import TrainConfig, to_yaml
 from dflash_lab.training.run.devices import make_accelerator
 from dflash_lab.training.run.evaluate import held_out_tau
@@ -42,7 +43,7 @@ from dflash_lab.training.run.guards import (
     check_texts_fit,
 )
 from dflash_lab.training.run.own_corpus import write_own_corpus
-from dflash_lab.training.run.trainer import Trainer, latest_checkpoint
+from dflash_lab.training.run.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,15 @@ from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs.pair import Pair
 from dflash_lab.speculative.generate import speculative_generate
 from dflash_lab.speculative.proposer import DFlash
-from dflash_lab.training.run import trainer as trainer_module
+from dflash_lab.training.objective import Objective
 from dflash_lab.training.run.card import git_state
+from dflash_lab.training.run.checkpoints import latest_checkpoint
 from dflash_lab.training.run.config import from_dict
 from dflash_lab.training.run.metrics import MetricLog, predicted_tau, read_metrics
 from dflash_lab.training.run.progress import kept_drafters
+from dflash_lab.training.run.schedule import Schedule
 from dflash_lab.training.run.train import train
-from dflash_lab.training.run.trainer import Trainer, latest_checkpoint
+from dflash_lab.training.run.trainer import Trainer
 
 pytest.importorskip("accelerate")
 
@@ -147,7 +149,7 @@ CHILD = """
 import os, signal, sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
-from dflash_lab.training.run import trainer
+from dflash_lab.training.run import checkpoints, trainer
 from helpers import run
 step, replace = trainer.Trainer.step, os.replace
 where, when = {where!r}, {when}
@@ -161,7 +163,7 @@ def new_replace(a, b):
     replace(a, b)
     if where == "cleanup" and here: die()
 trainer.Trainer.step = new_step
-trainer.os.replace = new_replace
+checkpoints.os.replace = new_replace
 run(Path({folder!r}), log={{"every": 4, "save_minutes": 1e-9}})
 """
 
@@ -463,15 +465,36 @@ def test_a_tracker_that_is_unknown_or_missing_is_named(tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, monkeypatch):
-    real = trainer_module.Trainer.step
+    """Before a weight moves, and before a checkpoint could replace the last one."""
+    real = Objective.forward
 
-    def step(self, number):
-        found = real(self, number)
-        return found | {"loss": found["loss"] * math.nan}
+    def forward(self, batch, step=0):
+        loss, *rest = real(self, batch, step)
+        return (loss * math.nan if step == 5 else loss, *rest)
 
-    monkeypatch.setattr(trainer_module.Trainer, "step", step)
-    with pytest.raises(DFlashLabError, match="loss is nan at step 4"):
-        run(tmp_path)
+    monkeypatch.setattr(Objective, "forward", forward)
+    always = {"every": 4, "save_minutes": 1e-9}
+    with pytest.raises(DFlashLabError, match="loss is nan at step 6"):
+        run(tmp_path, log=always)
+    assert latest_checkpoint(tmp_path / "run").name == "step-00000005"
+    assert all(w.isfinite().all() for w in weights(tmp_path, 5).values())
+    monkeypatch.undo()
+    assert run(tmp_path, resume=True, log=always).finished
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, monkeypatch):
+    real = Trainer._normalise
+
+    def normalise(self, factor):
+        real(self, factor)
+        if self.progress.step == 5:
+            next(self.model.parameters()).grad[0] = math.inf
+
+    monkeypatch.setattr(Trainer, "_normalise", normalise)
+    with pytest.raises(DFlashLabError, match=r"gradient's norm is .* at step 6"):
+        run(tmp_path, log={"save_minutes": 1e-9})
+    assert latest_checkpoint(tmp_path / "run").name == "step-00000005"
+    assert all(w.isfinite().all() for w in weights(tmp_path, 5).values())
 
 
 # --- metrics -----------------------------------------------------------------------
@@ -509,10 +532,8 @@ def test_metric_lines_behind_the_checkpoint_are_dropped(tmp_path):
 def test_schedule(tmp_path):
     values = settings(tmp_path, optimizer={"learning_rate": 1.0, "warmup_ratio": 0.1})
 
-    class Bare:
-        config = from_dict(values)
-
-    rates = [Trainer.learning_rate(Bare(), x / 100) for x in range(101)]
+    schedule = Schedule(from_dict(values).optimizer, steps_per_epoch=1)
+    rates = [schedule.learning_rate(x / 100) for x in range(101)]
     assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:])[::-1]
     assert rates[10] == 1.0 and 0 < rates[0] < 0.1
     assert rates[55] == pytest.approx(0.5) and rates[100] == pytest.approx(0, abs=1e-9)
