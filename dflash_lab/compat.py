@@ -6,15 +6,9 @@ out older releases: below 5.15 decoder layers and caches behave otherwise.
 
 from __future__ import annotations
 
-import functools
 import inspect
 
 from torch import nn
-
-
-@functools.lru_cache(maxsize=64)
-def _forward_parameters(model_class: type[nn.Module]) -> frozenset[str]:
-    return frozenset(inspect.signature(model_class.forward).parameters)
 
 
 def cache_kwarg(model: nn.Module) -> str:
@@ -23,7 +17,7 @@ def cache_kwarg(model: nn.Module) -> str:
     `past_key_values` was renamed `cache` after 5.15; the old name is an alias that
     will go, so the signature decides.
     """
-    names = _forward_parameters(type(model))
+    names = inspect.signature(type(model).forward).parameters
     return "cache" if "cache" in names else "past_key_values"
 
 

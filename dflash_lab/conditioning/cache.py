@@ -75,9 +75,9 @@ class PositionCache:
         self._positions = positions
         self._whole = rows is None
         device = positions.device if self.static_span is not None else None
-        self._rows = rows
         if rows is None:
-            self._rows = torch.arange(self.batch_size, device=device)
+            rows = torch.arange(self.batch_size, device=device)
+        self._rows = rows
         if self.static_span is not None:
             self._span = self.static_span
             return self._span
@@ -133,13 +133,13 @@ class PositionCache:
         self, layer_idx: int, span: int, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of the first `span` positions of some rows, or of all."""
-        pair = self._keys[layer_idx], self._values[layer_idx]
-        if rows is None:
-            return tuple(buffer[:, :, :span] for buffer in pair)
-        if len(rows) == 1:  # a view; indexing would copy
-            row = int(rows[0])
-            return tuple(buffer[row : row + 1, :, :span] for buffer in pair)
-        return tuple(buffer[rows, :, :span] for buffer in pair)
+        which: slice | Tensor = slice(None)
+        if rows is not None:
+            which = rows
+            if len(rows) == 1:  # a view; indexing would copy
+                which = slice(int(rows[0]), int(rows[0]) + 1)
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        return keys[which, :, :span], values[which, :, :span]
 
     def span_before(self, start: Tensor) -> int:
         """Positions to read for rows whose next token stands at `start` (B,)."""

@@ -14,7 +14,7 @@ Leaves out: the kernels (`attention.py`), and the target's own causal mask
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,6 +51,7 @@ class SplitMask:
 
 Mask = Tensor | SplitMask | BlockMask
 Patterns = Mapping[str, AttentionPattern]  # by kind of layer
+LayerMasks = Mapping[str, Mask | None]  # by kind of layer; None hides nothing
 
 
 def sees_context(
@@ -170,7 +171,7 @@ def flex_block_mask(
     )
 
 
-FORMS = {
+FORMS: dict[str, Callable[..., Mask]] = {
     "sdpa": anchor_block_mask,
     "split": split_block_mask,
     "flex": flex_block_mask,
@@ -191,8 +192,9 @@ def training_masks(
         patterns: of the drafter's layers.
         form: one of `FORMS`.
     """
+    make = FORMS[form]
     return {
-        kind: FORMS[form](
+        kind: make(
             anchor_positions,
             context_length,
             block_size,

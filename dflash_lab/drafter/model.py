@@ -13,13 +13,19 @@ denoising in several steps (one step suffices).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from dflash_lab.conditioning.cache import PositionCache
-from dflash_lab.conditioning.masks import Mask, block_position_ids, decoding_masks
+from dflash_lab.conditioning.masks import (
+    LayerMasks,
+    Mask,
+    block_position_ids,
+    decoding_masks,
+)
 from dflash_lab.drafter.checkpoint import (
     find_checkpoint,
     read_checkpoint,
@@ -54,7 +60,7 @@ class DFlashDraftModel(nn.Module):
         features = len(config.target_layer_ids) * config.hidden_size
         self.fc = nn.Linear(features, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(
+        self.layers: Sequence[DFlashLayer] = nn.ModuleList(  # type: ignore[assignment]
             DFlashLayer(config) for _ in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -88,7 +94,7 @@ class DFlashDraftModel(nn.Module):
         noise_embedding: Tensor,
         target_hidden: Tensor,
         position_ids: Tensor,
-        attention_mask: Mask | dict[str, Mask] | None = None,
+        attention_mask: Mask | LayerMasks | None = None,
     ) -> Tensor:
         """One pass without a cache: training, and the reference for decoding.
 
@@ -140,7 +146,8 @@ class DFlashDraftModel(nn.Module):
         if cache.static_span is None:
             self.context_rows += positions.numel()
         for index, layer in enumerate(self.layers):
-            cache.write(*layer.self_attn.keys_values(context, cos, sin), index)
+            keys, values = layer.self_attn.keys_values(context, cos, sin)
+            cache.write(keys, values, index)
 
     def draft(
         self, noise_embedding: Tensor, start: Tensor, cache: PositionCache
@@ -178,12 +185,12 @@ class DFlashDraftModel(nn.Module):
         cos: Tensor,
         sin: Tensor,
         contexts: list[KeyValue],
-        masks: Mask | dict[str, Mask | None] | None,
+        masks: Mask | LayerMasks | None,
     ) -> Tensor:
         for kind, layer, context in zip(
             self.config.layer_types, self.layers, contexts, strict=True
         ):
-            mask = masks.get(kind) if isinstance(masks, dict) else masks
+            mask = masks.get(kind) if isinstance(masks, Mapping) else masks
             x = layer(x, cos, sin, context, mask)
         return self.norm(x)
 

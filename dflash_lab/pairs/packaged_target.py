@@ -25,6 +25,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -177,17 +178,19 @@ def _convert(gguf: Path, made: Path, quiet: bool) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with _progress_bars(not quiet):
-        source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        folder, name = gguf.parent, gguf.name
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=name, dtype=torch.float32
+        )
     # The loader marks the model as quantised although it has dequantised it, and
     # saving refuses quantised models.
-    for name in ("quantization_config", "_pre_quantization_dtype"):
-        if hasattr(model.config, name):
-            delattr(model.config, name)
+    for mark in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(model.config, mark):
+            delattr(model.config, mark)
     model.hf_quantizer = None
-    for name in ("is_quantized", "quantization_method"):
-        model.__dict__.pop(name, None)
+    for mark in ("is_quantized", "quantization_method"):
+        model.__dict__.pop(mark, None)
     with _progress_bars(False):
         model.save_pretrained(made)
     tokenizer.save_pretrained(made)

@@ -14,10 +14,10 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 
 from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.drafter.variants import load_drafter
@@ -28,7 +28,11 @@ from dflash_lab.speculative.proposer import check_pair
 from dflash_lab.target.fused import as_target
 from dflash_lab.target.target import Target
 
-PAIR_NAMES = ("tiny", "smol")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+OWN_DRAFTERS = {"tiny": "tiny/drafter", "smol": "smol-dflash"}
+PAIR_NAMES = tuple(OWN_DRAFTERS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -50,13 +54,13 @@ class Pair:
     name: str
     target: Target
     drafter: DFlashDraftModel | None
-    tokenizer: object | None
+    tokenizer: PreTrainedTokenizerBase | None
     stop_token_ids: tuple[int, ...]
     prompt_sets: tuple[str, ...] = ()
     thinking: bool = False
 
     @property
-    def model(self) -> nn.Module:
+    def model(self) -> PreTrainedModel:
         """The target's `transformers` model."""
         return self.target.model
 
@@ -71,10 +75,7 @@ class Pair:
             DFlashLabError: an empty user message, a conversation that does not end
                 with the user's, or no tokenizer.
         """
-        if self.tokenizer is None:
-            raise DFlashLabError(
-                f"the target {self.name} has no tokenizer; give token ids instead"
-            )
+        tokenizer = self._need_tokenizer()
         turns = [turns] if isinstance(turns, str) else list(turns)
         if not turns or not all(turn.strip() for turn in turns[::2]):
             raise DFlashLabError("the prompt is empty; give at least one word")
@@ -83,23 +84,32 @@ class Pair:
                 f"a conversation of {len(turns)} messages ends with the assistant's; "
                 "the last one must be the user's"
             )
-        if not getattr(self.tokenizer, "chat_template", None):
-            return self.tokenizer.encode("\n".join(turns))
+        if not getattr(tokenizer, "chat_template", None):
+            return tokenizer.encode("\n".join(turns))
         roles = ("user", "assistant")
         messages = [
             {"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)
         ]
-        return self.tokenizer.apply_chat_template(
+        ids = tokenizer.apply_chat_template(
             messages,
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
             enable_thinking=self.thinking,
         )
+        return cast(list[int], ids)  # what it gives for one tokenized conversation
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        text = self._need_tokenizer().decode(list(ids), skip_special_tokens=True)
+        return cast(str, text)  # of one row of ids
+
+    def _need_tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.tokenizer is None:
+            raise DFlashLabError(
+                f"the target {self.name} has no tokenizer; give token ids instead"
+            )
+        return self.tokenizer
 
 
 def load_pair(
@@ -131,19 +141,9 @@ def load_pair(
             fit, float16, a device that is not there.
     """
     dtype, device = as_dtype(dtype), _as_device(device)
-    if (name is None) == (target is None):
-        raise DFlashLabError("give either the name of a pair or a target, not both")
-    if name is not None and name not in PAIR_NAMES:
-        raise DFlashLabError(
-            f"unknown pair {name!r}; choose {' or '.join(PAIR_NAMES)}, or give a "
-            "target and a drafter"
-        )
-    if name == "tiny":
-        target = data_root() / "checkpoints" / "tiny" / "target"
-        drafter = drafter or data_root() / "checkpoints" / "tiny" / "drafter"
-    elif name == "smol":
-        target = smol_target_folder(quiet)
-        drafter = drafter or data_root() / "checkpoints" / "smol-dflash"
+    target = find_target(name, target, quiet)
+    if name is not None and drafter is None:
+        drafter = data_root() / "checkpoints" / OWN_DRAFTERS[name]
     model = _load_model(target, dtype, device)
     draft_model = None
     if with_drafter and drafter is not None:
@@ -160,6 +160,28 @@ def load_pair(
     if draft_model is not None:
         check_pair(draft_model, pair.target)
     return pair
+
+
+def find_target(
+    name: str | None, target: str | Path | None, quiet: bool = False
+) -> str | Path:
+    """Folder or repository of a pair's target, fetched if need be.
+
+    Raises:
+        DFlashLabError: both or neither are given, or no pair has this name.
+    """
+    if (name is None) == (target is None):
+        raise DFlashLabError("give either the name of a pair or a target, not both")
+    if target is not None:
+        return target
+    if name == "tiny":
+        return data_root() / "checkpoints" / "tiny" / "target"
+    if name == "smol":
+        return smol_target_folder(quiet)
+    raise DFlashLabError(
+        f"unknown pair {name!r}; choose {' or '.join(PAIR_NAMES)}, or give a target "
+        "and a drafter"
+    )
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
@@ -195,7 +217,9 @@ def _prompt_sets(name: str | None) -> tuple[str, ...]:
     return tuple(f"tiny-{kind}" for kind in kinds) if name == "tiny" else kinds
 
 
-def _load_model(source: str | Path, dtype: torch.dtype, device) -> nn.Module:
+def _load_model(
+    source: str | Path, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -204,7 +228,7 @@ def _load_model(source: str | Path, dtype: torch.dtype, device) -> nn.Module:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise DFlashLabError(f"cannot load the target {source}: {first_line}") from None
@@ -214,7 +238,7 @@ def _load_model(source: str | Path, dtype: torch.dtype, device) -> nn.Module:
     return model.to(device).eval()
 
 
-def load_tokenizer(source: str | Path):
+def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a folder or Hub repository; None if it has none."""
     from transformers import AutoTokenizer
 
@@ -228,7 +252,7 @@ def load_tokenizer(source: str | Path):
     return None
 
 
-def find_stop_token_ids(model: nn.Module) -> tuple[int, ...]:
+def find_stop_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     """Ids that end an answer, by the model's generation config or its config."""
     for config in (model.generation_config, model.config):
         ids = getattr(config, "eos_token_id", None)

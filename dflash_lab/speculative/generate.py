@@ -17,7 +17,12 @@ import torch
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.files import environment
-from dflash_lab.speculative.generation import GenerationResult, as_prompts, new_row
+from dflash_lab.speculative.generation import (
+    GenerationResult,
+    Request,
+    as_prompts,
+    new_row,
+)
 from dflash_lab.speculative.graphs import check_compiler
 from dflash_lab.speculative.host_loop import HostLoop
 from dflash_lab.speculative.proposer import Proposer
@@ -88,42 +93,52 @@ def speculative_generate(
     target = _as_target(target)
     sampling = sampling or Sampling()
     prompts = as_prompts(input_ids, target, max_new_tokens)
-    seeds = [sampling.seed] * len(prompts) if seeds is None else list(seeds)
-    if len(seeds) != len(prompts):
-        raise DFlashLabError(f"{len(seeds)} seeds for {len(prompts)} prompts")
-    for seed in seeds:
-        replace(sampling, seed=seed)  # refuses a seed out of range
-    rules = StopRules(stop_token_ids, stop_strings, tokenizer, stopping_criteria)
-    custom = logits_processor or stopping_criteria or output_scores
-    rows = [new_row(i, p, max_new_tokens, target) for i, p in enumerate(prompts)]
-    trace = DecodeTrace(_header(target, proposer, prompts, sampling, seeds))
+    seeds = _seeds(seeds, sampling, len(prompts))
+    request = Request(
+        target,
+        proposer,
+        [new_row(i, p, max_new_tokens, target) for i, p in enumerate(prompts)],
+        sampling,
+        seeds,
+        StopRules(stop_token_ids, stop_strings, tokenizer, stopping_criteria),
+        DecodeTrace(_header(target, proposer, prompts, sampling, seeds)),
+        on_tokens,
+        details,
+        logits_processor,
+        output_scores,
+    )
     if compile:
         check_compiler()
-    static = _choose_loop(
-        loop,
-        strict or compile,
-        can_run(target, proposer, sampling, bool(stop_strings or details or custom)),
-    )
-    trace.header |= {"loop": "static" if static else "host", "strict": strict}
+    static = _choose_loop(loop, strict or compile, can_run(request))
+    request.trace.header |= {"loop": "static" if static else "host", "strict": strict}
     with torch.inference_mode(), target.tap(proposer.target_layer_ids) as tap:
-        parts = (target, proposer, rows, sampling, seeds, rules, tap, trace, on_tokens)
         run = (
-            StaticRun(*parts, strict, compile)
+            StaticRun(request, tap, strict, compile)
             if static
-            else HostLoop(*parts, details, logits_processor, output_scores)
+            else HostLoop(request, tap)
         )
         started = time.perf_counter()
         first_token = run.run()
         seconds = time.perf_counter() - started
+    rows = request.rows
     return GenerationResult(
         output_ids=[row.output for row in rows],
-        stop_reasons=[row.stop_reason for row in rows],
-        trace=trace,
+        stop_reasons=[row.stop_reason or "" for row in rows],
+        trace=request.trace,
         seconds=seconds,
         time_to_first_token=first_token - started,
         scores=[row.scores for row in rows] if output_scores else None,
         logits=[row.logits for row in rows] if output_scores else None,
     )
+
+
+def _seeds(asked: Sequence[int] | None, sampling: Sampling, count: int) -> list[int]:
+    seeds = [sampling.seed] * count if asked is None else list(asked)
+    if len(seeds) != count:
+        raise DFlashLabError(f"{len(seeds)} seeds for {count} prompts")
+    for seed in seeds:
+        replace(sampling, seed=seed)  # refuses a seed out of range
+    return seeds
 
 
 def _choose_loop(asked: str, strict: bool, possible: bool) -> bool:

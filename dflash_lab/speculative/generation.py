@@ -5,12 +5,14 @@ Leaves out: the loop between the two (`speculative.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.speculative.proposer import Proposer
+from dflash_lab.speculative.sampling import Sampling
 from dflash_lab.speculative.stopping import StopRules
 from dflash_lab.speculative.trace import DecodeTrace
 from dflash_lab.target.target import Target
@@ -61,7 +63,7 @@ class Row:
     capped: bool  # whether the position limit cut the budget
     output: list[int]
     cycle: int = 0
-    stop_reason: str | None = None
+    stop_reason: str | None = None  # None while it goes on
     scores: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
 
@@ -77,6 +79,37 @@ class Row:
         """Why the row ends with its latest token, None if it goes on."""
         reason = rules.reason(self.prompt, self.output, self.budget)
         return "position_limit" if reason == "length" and self.capped else reason
+
+
+@dataclass(frozen=True)
+class Request:
+    """A generation as both loops take it; fields as in `speculative_generate`.
+
+    Attributes:
+        rows: the prompts with their budgets.
+        seeds: one per row.
+        rules: when a row ends.
+        trace: where cycles are recorded.
+        keep_scores: whether the logits of every token are kept.
+    """
+
+    target: Target
+    proposer: Proposer
+    rows: list[Row]
+    sampling: Sampling
+    seeds: list[int]
+    rules: StopRules
+    trace: DecodeTrace
+    on_tokens: Callable[[int, list[int]], None] | None = None
+    details: bool = False
+    processors: Sequence[Callable] = ()
+    keep_scores: bool = False
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether tokens, times and lengths are all that is wanted."""
+        custom = self.processors or self.keep_scores or self.details
+        return not custom and not self.rules.look_at_text
 
 
 def longest_text(rows: Sequence[Row]) -> int:

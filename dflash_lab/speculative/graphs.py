@@ -15,6 +15,7 @@ import shutil
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -101,7 +102,7 @@ class GraphedCycles:
     def __init__(self, loop: StaticLoop):
         self.loop = loop
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._pool = None
+        self._pool: Any = None  # of the graphs' memory, which they share
         shape, kind = loop.report.shape, loop.report.dtype
         pinned = [torch.empty(shape, dtype=kind, pin_memory=True) for _ in range(2)]
         self._slots = [(slot, torch.cuda.Event()) for slot in pinned]

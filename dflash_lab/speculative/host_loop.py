@@ -19,61 +19,51 @@ import torch
 from torch import Tensor
 
 from dflash_lab.conditioning.masks import block_position_ids
+from dflash_lab.conditioning.taps import FeatureTap
 from dflash_lab.speculative.acceptance import (
     Verdict,
     accept_matching,
     accept_speculatively,
 )
-from dflash_lab.speculative.generation import Row, drafts_that_fit, longest_text
+from dflash_lab.speculative.generation import (
+    Request,
+    Row,
+    drafts_that_fit,
+    longest_text,
+)
 from dflash_lab.speculative.proposer import DraftSession, Proposal
 from dflash_lab.speculative.sampling import (
     STREAM_COIN,
     STREAM_TARGET,
-    Sampling,
     check_finite,
     gumbel_noise,
     pick_tokens,
     uniform_noise,
     warped_log_probs,
 )
-from dflash_lab.speculative.stopping import StopRules
-from dflash_lab.speculative.trace import CycleRecord, DecodeTrace
-from dflash_lab.target.target import Target
+from dflash_lab.speculative.trace import CycleRecord
 
 
 class HostLoop:
-    """One generation; `rows` are all prompts, `active` those still decoding."""
+    """One generation; `rows` are all prompts, `active` those still decoding.
 
-    def __init__(
-        self,
-        target,
-        proposer,
-        rows,
-        sampling,
-        seeds,
-        rules,
-        tap,
-        trace,
-        on_tokens,
-        details,
-        processors=(),
-        keep_scores=False,
-    ):
-        self.target: Target = target
-        self.block_size: int = proposer.block_size
-        self.rows: list[Row] = rows
-        self.active: list[Row] = list(rows)
-        self.sampling: Sampling = sampling
-        self.seeds = torch.tensor(seeds)
-        self.rules: StopRules = rules
-        self.tap = tap
-        self.trace: DecodeTrace = trace
-        self.on_tokens, self.details = on_tokens, details
-        self.processors, self.keep_scores = list(processors), keep_scores
+    Args:
+        request: any.
+        tap: listens to the target.
+    """
+
+    def __init__(self, request: Request, tap: FeatureTap):
+        self.request, self.tap = request, tap
+        self.target, self.sampling = request.target, request.sampling
+        self.block_size = request.proposer.block_size
+        self.rows, self.active = request.rows, list(request.rows)
+        self.seeds = torch.tensor(request.seeds)
         # A block may look K-1 positions past the last token that becomes text.
-        capacity = longest_text(rows) + self.block_size
-        self.cache = target.new_cache(len(rows), capacity)
-        self.session: DraftSession = proposer.start(target, len(rows), capacity)
+        capacity = longest_text(self.rows) + self.block_size
+        self.cache = self.target.new_cache(len(self.rows), capacity)
+        self.session: DraftSession = request.proposer.start(
+            self.target, len(self.rows), capacity
+        )
 
     def run(self) -> float:
         """Decode until no row is active; returns the time of the first token."""
@@ -116,7 +106,7 @@ class HostLoop:
         limit = drafts_that_fit(remaining, self.block_size)
         texts = [row.text for row in rows]
         proposal = self.session.propose(
-            texts, int(limit.max()), self.sampling, self.seeds, self.details
+            texts, int(limit.max()), self.sampling, self.seeds, self.request.details
         )
         num_drafts = torch.minimum(proposal.num_drafts, limit)
         clock.append(self._now())
@@ -154,19 +144,19 @@ class HostLoop:
         A processor sees the text and the drafts before a slot, as it would in plain
         decoding if these drafts were right; if they are not, the slot does not count.
         """
-        if not self.processors:
+        if not self.request.processors:
             return logits
         wide = logits if logits.dtype == torch.float64 else logits.float()
         scores = wide.clone()
         for b, text in enumerate(texts):
             for j in range(counts[b] + 1):
                 ids = torch.tensor([[*text, *drafts[b][:j]]], device=scores.device)
-                for processor in self.processors:
+                for processor in self.request.processors:
                     scores[b, j] = processor(ids, scores[b, j : j + 1])[0]
         return scores
 
     def _keep_scores(self, row: Row, count: int, logits: Tensor, scores: Tensor):
-        if self.keep_scores:
+        if self.request.keep_scores:
             row.logits += [x.clone() for x in logits[:count]]
             row.scores += [x.clone() for x in scores[:count]]
 
@@ -210,12 +200,12 @@ class HostLoop:
         before = len(row.output)
         for token in tokens:
             row.output.append(token)
-            row.stop_reason = row.reason(self.rules)
+            row.stop_reason = row.reason(self.request.rules)
             if row.stop_reason:
                 break
         added = row.output[before:]
-        if self.on_tokens:
-            self.on_tokens(row.index, added)
+        if self.request.on_tokens:
+            self.request.on_tokens(row.index, added)
         return len(added)
 
     def _drop_finished(self) -> None:
@@ -236,11 +226,11 @@ class HostLoop:
         draft_s, verify_s, other_s, observe_s = (
             after - before for before, after in itertools.pairwise(clock)
         )
-        details = _slot_details(logits, proposal) if self.details else {}
+        details = _slot_details(logits, proposal) if self.request.details else {}
         for b, row in enumerate(self.active):
             count = int(num_drafts[b])
             added = min(int(verdict.accepted[b]), kept[b])
-            self.trace.cycles.append(
+            self.request.trace.cycles.append(
                 CycleRecord(
                     prompt=row.index,
                     cycle=row.cycle,

@@ -15,15 +15,20 @@ serves these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from dflash_lab.conditioning.masks import block_position_ids
 from dflash_lab.speculative.acceptance import accept_matching
-from dflash_lab.speculative.generation import Row, drafts_that_fit, longest_text
-from dflash_lab.speculative.proposer import DFlash, Plain, Proposer
+from dflash_lab.speculative.generation import (
+    Request,
+    Row,
+    drafts_that_fit,
+    longest_text,
+)
+from dflash_lab.speculative.proposer import DFlash, Plain
 from dflash_lab.speculative.sampling import (
     Sampling,
     choose_tokens,
@@ -70,7 +75,7 @@ class StaticLoop:
         rows: Sequence[Row],
         sampling: Sampling,
         seeds: Sequence[int],
-        stop_token_ids: Sequence[int],
+        stop_token_ids: Collection[int],
         tap,
         granularity: int | None = 64,
         capacity_step: int = 64,
@@ -229,20 +234,14 @@ class StaticLoop:
         self.done.logical_or_(stops.any(dim=1) | (self.anchor >= self.last))
         broken = broken * BROKEN_DRAFTER
         broken = broken.masked_fill(_any_nan(logits), BROKEN_TARGET)
-        head = (start, accepted, kept, broken, limit)
-        head = torch.stack([column.long() for column in head], dim=1)
+        columns = (start, accepted, kept, broken, limit)
+        head = torch.stack([column.long() for column in columns], dim=1)
         self.report.copy_(torch.cat([head, drafts, picks], dim=1))
 
 
-def can_run(
-    target: Target, proposer: Proposer, sampling: Sampling, extras: bool
-) -> bool:
-    """Whether a generation can be stated as a static loop.
-
-    Args:
-        target, proposer, sampling: of the generation.
-        extras: stop strings, processors, criteria, scores or details are wanted.
-    """
+def can_run(request: Request) -> bool:
+    """Whether a generation can be stated as a static loop."""
+    target, proposer, sampling = request.target, request.proposer, request.sampling
     # On a GPU the cycle is captured, which needs passes that wait for nothing.
     fused = isinstance(target, FusedTarget) and isinstance(
         getattr(proposer, "passes", None), (FusedDrafter, type(None))
@@ -251,7 +250,7 @@ def can_run(
         type(proposer) in (DFlash, Plain)
         and (fused or target.device.type == "cpu")
         and (sampling.greedy or sampling.rule == "match")
-        and not extras
+        and request.is_plain_text
     )
 
 

@@ -6,12 +6,12 @@ Leaves out: the loop itself (`static_loop.py`) and how cycles run (`graphs.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 
-from dflash_lab.speculative.generation import Row
+from dflash_lab.conditioning.taps import FeatureTap
+from dflash_lab.speculative.generation import Request, Row
 from dflash_lab.speculative.graphs import CycleReport, make_cycles
-from dflash_lab.speculative.proposer import Proposer
-from dflash_lab.speculative.sampling import Sampling, nan_error
+from dflash_lab.speculative.proposer import DFlash, Plain
+from dflash_lab.speculative.sampling import nan_error
 from dflash_lab.speculative.static_loop import (
     ACCEPTED,
     BROKEN,
@@ -22,9 +22,7 @@ from dflash_lab.speculative.static_loop import (
     START,
     StaticLoop,
 )
-from dflash_lab.speculative.stopping import StopRules
-from dflash_lab.speculative.trace import CycleRecord, DecodeTrace
-from dflash_lab.target.target import Target
+from dflash_lab.speculative.trace import CycleRecord
 
 # Passes read a multiple of so many positions: each size is a graph of its own on a
 # GPU, while on a CPU a finer step wastes less attention.
@@ -35,43 +33,33 @@ COMPILED = 256
 
 
 class StaticRun:
-    """One generation by a static loop; arguments as in `speculative_generate`.
+    """One generation by a static loop.
 
     Args:
+        request: one that `can_run`.
+        tap: listens to the target.
         strict: passes of one shape throughout, over the whole capacity, the prompt in
             chunks of K rows, so that a token does not depend on who drafted.
         compile: on a CPU, fuse the cycle with torch.compile.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        proposer: Proposer,
-        rows: Sequence[Row],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        rules: StopRules,
-        tap,
-        trace: DecodeTrace,
-        on_tokens: Callable[[int, list[int]], None] | None = None,
-        strict: bool = False,
-        compile: bool = False,
-    ):
-        step = GRANULARITY.get(target.device.type, FINE)
+    def __init__(self, request: Request, tap: FeatureTap, strict: bool, compile: bool):
+        assert isinstance(request.proposer, (DFlash, Plain))
+        step = GRANULARITY.get(request.target.device.type, FINE)
         self.loop = StaticLoop(
-            target,
-            proposer,
-            rows,
-            sampling,
-            seeds,
-            rules.stop_token_ids,
+            request.target,
+            request.proposer,
+            request.rows,
+            request.sampling,
+            request.seeds,
+            request.rules.stop_token_ids,
             tap,
             None if strict or compile else step,
             COMPILED if compile else FINE,
         )
         self.compile = compile
-        self.rows, self.rules, self.trace = rows, rules, trace
-        self.on_tokens = on_tokens
+        self.rows, self.rules, self.trace = request.rows, request.rules, request.trace
+        self.on_tokens = request.on_tokens
         self.chunk = self.loop.block_size if strict else None
 
     def run(self) -> float:

@@ -52,7 +52,14 @@ class StopRules:
             self._strings = StopStringCriteria(tokenizer, list(stop_strings))
         self.criteria = list(criteria)
 
-    def reason(self, prompt: Sequence[int], output: Sequence[int], budget: int):
+    @property
+    def look_at_text(self) -> bool:
+        """Whether more than stop tokens and length ends a row."""
+        return self._strings is not None or bool(self.criteria)
+
+    def reason(
+        self, prompt: Sequence[int], output: Sequence[int], budget: int
+    ) -> str | None:
         """Why the row ends with its latest token, or None if it goes on.
 
         Args:

@@ -14,9 +14,10 @@ Leaves out: every other architecture, which runs as its module; training.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from dflash_lab.compat import rope_settings
@@ -28,6 +29,9 @@ from dflash_lab.target.fused_layers import FusedLayer, RopeTable, as_packed, rms
 from dflash_lab.target.packed import small_enough
 from dflash_lab.target.target import Target
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 # Rotations whose frequencies do not depend on the length of the text.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -36,9 +40,9 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 class FusedTarget(Target):
     """A `Target` whose passes run without its modules; see the top of this file."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: PreTrainedModel):
         super().__init__(model)
-        config, base = self.config, model.model
+        config, base = self.config, cast(Any, model).model
         copy = small_enough(model.parameters())
         eps = config.rms_norm_eps
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -181,9 +185,9 @@ class FusedDrafter:
         return rms_norm(x, self._norm, self.config.rms_norm_eps)
 
 
-def can_fuse(model: nn.Module) -> bool:
+def can_fuse(model: PreTrainedModel) -> bool:
     """Whether `FusedTarget` knows this model: exactly a causal LM of `MODEL_TYPES`."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", None)
     names = {f"{t.capitalize()}ForCausalLM" for t in MODEL_TYPES}
     if kind not in MODEL_TYPES or type(model).__name__ not in names:
@@ -197,7 +201,7 @@ def can_fuse(model: nn.Module) -> bool:
     )
 
 
-def as_target(model: nn.Module) -> Target:
+def as_target(model: PreTrainedModel) -> Target:
     """The fastest `Target` for a `transformers` causal LM."""
     return FusedTarget(model) if can_fuse(model) else Target(model)
 

@@ -8,25 +8,52 @@ Leaves out: which rows see which; the caller stores keys and values and brings t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dflash_lab.conditioning.attention import attend
+from dflash_lab.conditioning.masks import Mask
 from dflash_lab.target.packed import PackedLinear
 
 Rope = tuple[Tensor, Tensor]
+# Takes keys and values of the rows; gives all of them, and what hides some.
+Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Mask | None]]
+
+
+class Normed(Protocol):
+    """A norm, known by its weight."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+
+class Attention(Protocol):
+    """The projections of attention; there may be `q_norm` and `k_norm` besides."""
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+
+
+class SwiGLU(Protocol):
+    """The projections of a gated feed-forward layer."""
+
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
 
 
 class FusedLayer:
     """One pre-norm layer with grouped attention, of a target or a drafter.
 
     Args:
-        attention: with `q_proj`, `k_proj`, `v_proj`, `o_proj`, and perhaps `q_norm`
-            and `k_norm`.
-        mlp: SwiGLU with `gate_proj`, `up_proj`, `down_proj`.
+        attention: its projections.
+        mlp: the feed-forward part's.
         norms: the norm before each.
         eps: of all norms.
         heads: query heads.
@@ -37,9 +64,9 @@ class FusedLayer:
 
     def __init__(
         self,
-        attention: nn.Module,
-        mlp: nn.Module,
-        norms: tuple[nn.Module, nn.Module],
+        attention: Attention,
+        mlp: SwiGLU,
+        norms: tuple[Normed, Normed],
         eps: float,
         heads: int,
         kv_heads: int,
@@ -56,10 +83,11 @@ class FusedLayer:
         self.norm_1, self.norm_2 = (norm.weight.detach() for norm in norms)
         # One weight for each head: queries and keys are normed in one go.
         self.qk_norm = self.k_norm = None
-        if hasattr(attention, "q_norm"):
-            self.k_norm = attention.k_norm.weight.detach()
-            q_norm = attention.q_norm.weight.detach().expand(heads, -1)
-            self.qk_norm = torch.cat([q_norm, self.k_norm.expand(kv_heads, -1)])
+        q_norm, k_norm = (getattr(attention, f"{x}_norm", None) for x in "qk")
+        if q_norm is not None and k_norm is not None:
+            self.k_norm = k_norm.weight.detach()
+            queries = q_norm.weight.detach().expand(heads, -1)
+            self.qk_norm = torch.cat([queries, self.k_norm.expand(kv_heads, -1)])
 
     def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         """(B, T, D), normed if it should be -> keys and values (B, Hkv, T, d)."""
@@ -69,7 +97,7 @@ class FusedLayer:
         keys = turned(keys, self.k_norm, self.eps, rope)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def __call__(self, x: Tensor, rope: Rope, store) -> Tensor:
+    def __call__(self, x: Tensor, rope: Rope, store: Store) -> Tensor:
         """One layer.
 
         Args:
@@ -120,7 +148,7 @@ class RopeTable:
         return cos[positions][:, :, None], sin[positions][:, :, None]
 
 
-def as_packed(modules: Sequence[nn.Module], copy: bool) -> PackedLinear:
+def as_packed(modules: Sequence[nn.Linear], copy: bool) -> PackedLinear:
     """Linear modules that read the same input, as one product."""
     weights = [module.weight for module in modules]
     return PackedLinear(weights, [module.bias for module in modules], copy)

@@ -48,8 +48,8 @@ class PackedLinear:
         self._biases = [None if b is None else b.detach() for b in biases]
         if copy and len(weights) > 1:
             self._weights = [torch.cat(self._weights)]
-            missing = self._biases[0] is None
-            self._biases = [None if missing else torch.cat(self._biases)]
+            given = [bias for bias in self._biases if bias is not None]
+            self._biases = [torch.cat(given) if given else None]
         whole = self._weights[0]
         self._always = whole.dtype == torch.bfloat16
         large = self._always or whole.numel() >= SMALL_WEIGHT

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dflash_lab.compat import cache_kwarg
 from dflash_lab.conditioning.cache import PositionCache, causal_mask
-from dflash_lab.conditioning.taps import HiddenStateTap, find_decoder_layers
+from dflash_lab.conditioning.taps import FeatureTap, HiddenStateTap, find_decoder_layers
 from dflash_lab.errors import DFlashLabError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Target:
@@ -39,12 +43,14 @@ class Target:
             driven by position (flash attention, recurrent layers).
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: PreTrainedModel):
         self.model = model.eval()
-        self.config = getattr(model.config, "get_text_config", lambda: model.config)()
+        # Configs of different models have no common type.
+        self.config: Any = model.config.get_text_config()
         self.num_layers = len(find_decoder_layers(model))
-        self.embedding_table = model.get_input_embeddings().weight  # (V', D)
-        self.head = model.get_output_embeddings()
+        embedding: Any = model.get_input_embeddings()
+        self.embedding_table: Tensor = embedding.weight  # (V', D)
+        self.head: Any = model.get_output_embeddings()
         if self.head is None:
             raise DFlashLabError(f"{type(model).__name__} has no language-model head")
         self.hidden_size = self.embedding_table.shape[1]
@@ -75,7 +81,7 @@ class Target:
             digest.update(sample.numpy().tobytes())
         return digest.hexdigest()
 
-    def tap(self, target_layer_ids: Sequence[int]) -> HiddenStateTap:
+    def tap(self, target_layer_ids: Sequence[int]) -> FeatureTap:
         """Hooks that keep these layers' outputs; close them after use."""
         return HiddenStateTap(self.model, target_layer_ids)
 
