@@ -43,7 +43,7 @@ class Medusa:
     """
 
     name = "medusa"
-    target_layer_ids = ()  # see `_LastHidden`
+    target_layer_ids: tuple[int, ...] = ()  # see `_LastHidden`
 
     def __init__(self, heads: MedusaHeads, block_size: int | None = None):
         trained = heads.config.block_size

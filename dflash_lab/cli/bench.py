@@ -5,13 +5,16 @@ Leaves out: measuring (`bench.py`) and tables (`bench_summary.py`).
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_lab.cli.loading import add_pair_arguments, load_asked_pair
 from dflash_lab.errors import DFlashLabError
+
+if TYPE_CHECKING:
+    from dflash_lab.pairs.prompts import Prompt
 
 
 def add(commands) -> None:
@@ -59,6 +62,7 @@ def add(commands) -> None:
 
 def run(arguments) -> int:
     """Measure; 1 if an output is not the target's own."""
+    from dflash_lab.cli.bench_report import write_outputs
     from dflash_lab.measure.bench import BenchSettings, run_bench
     from dflash_lab.measure.bench_summary import summarize
     from dflash_lab.measure.methods import MethodSettings
@@ -75,9 +79,10 @@ def run(arguments) -> int:
     methods = _names(arguments.methods, "--methods")
     with_drafter = any("dflash" in name for name in methods)
     pair = load_asked_pair(arguments, with_drafter=with_drafter)
-    names = pair.prompt_sets
+    names = list(pair.prompt_sets)
     if arguments.prompts is not None:
         names = _names(arguments.prompts, "--prompts")
+    sets: dict[str, Sequence[Prompt]]
     sets = {Path(name).stem: load_prompts(name, arguments.limit) for name in names}
     settings = BenchSettings(
         tuple(methods),
@@ -113,69 +118,14 @@ def run_compare(arguments) -> int:
 
     for folder in arguments.runs:
         read_run(folder)
-    records = [read_records(folder) for folder in arguments.runs]
-    found = compare(*records, arguments.method)
+    first, second = (read_records(folder) for folder in arguments.runs)
+    found = compare(first, second, arguments.method)
     print(f"{arguments.method}: {arguments.runs[1]} over {arguments.runs[0]}")
     for group, figures in found.items():
         for name, interval in figures.items():
             told = "" if interval.excludes(1.0) else "  (no difference can be told)"
             print(f"  {group:16} {name:6} {interval}{told}")
     return 0
-
-
-def write_outputs(out: Path, rows: list[dict], records: list[dict]) -> Path:
-    """Write `summary.csv`, figures and `report.html`; gives the report's path."""
-    from dflash_lab.files import write_text_atomically
-    from dflash_lab.measure.bench import read_run, trace_of
-    from dflash_lab.views.bench import (
-        interval_figure,
-        length_notices,
-        notices,
-        render_bench,
-        slot_notices,
-        tau_notices,
-    )
-    from dflash_lab.views.curves import acceptance_figure, figure_png, length_histogram
-
-    text = io.StringIO()
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text_atomically(out / "summary.csv", text.getvalue())
-    made = []
-    compared = [row for row in rows if row["method"] != "ar"]
-    if any(row.get("speedup") for row in compared):
-        figure = interval_figure(compared, "speedup", "speed-up over plain decoding", 1)
-        made.append(
-            ("speedup", *figure, "Who is faster, and how sure is it?", notices(rows))
-        )
-    if any(row.get("tau") and row["tau"] > 1 for row in compared):
-        figure = interval_figure(compared, "tau", "tau (tokens per cycle)", 1)
-        made.append(
-            ("tau", *figure, "How many tokens does a cycle add?", tau_notices(compared))
-        )
-    drafted = [trace_of(r) for r in records if r["method"] == "dflash"]
-    if any(trace.cycles for trace in drafted):
-        from dflash_lab.measure.acceptance import acceptance_per_position
-
-        survival, counts = acceptance_per_position(drafted)
-        figure = acceptance_figure(survival, counts)
-        caption = "How far into the block do drafts of dflash hold?"
-        made.append(("acceptance", *figure, caption, slot_notices(survival)))
-        lengths = [c.acceptance_length for t in drafted for c in t.cycles]
-        size = drafted[0].header["block_size"]
-        figure = length_histogram(lengths, size)
-        said = length_notices(lengths, size)
-        made.append(("lengths", *figure, "Tokens per cycle of dflash", said))
-    shown = []
-    for name, figure, alt, caption, notice in made:
-        picture = figure_png(figure)
-        (out / f"{name}.png").write_bytes(picture)
-        shown.append((picture, alt, caption, notice))
-    page = render_bench(read_run(out), rows, shown)
-    write_text_atomically(out / "report.html", page)
-    return out / "report.html"
 
 
 def _verdicts(pair, records, sets, out: Path) -> dict:
@@ -214,8 +164,8 @@ def _names(text: str, option: str) -> list[str]:
 
 
 def _print(rows: list[dict]) -> None:
-    head = ("set", "method", "tau", "tokens/s", "speed-up", "predicted")
-    head = "{:14} {:15} {:>18} {:>9} {:>19} {:>9}  ".format(*head)
+    names = ("set", "method", "tau", "tokens/s", "speed-up", "predicted")
+    head = "{:14} {:15} {:>18} {:>9} {:>19} {:>9}  ".format(*names)
     print(head + "equal/tie/differ")
     for row in rows:
         same = "/".join(str(row.get(k, "")) for k in ("equal", "ties", "differ"))

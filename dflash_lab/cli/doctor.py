@@ -12,37 +12,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
+from dflash_lab.cli.loading import has_fast_bfloat16
 
 OK, NOTE, FAIL = "OK", "NOTE", "FAIL"
 Check = tuple[str, str]
 
 
-def has_fast_bfloat16() -> bool:
-    """True if this processor multiplies bfloat16 in hardware.
-
-    On x86 torch's own list of instruction sets decides: its matrix library says yes
-    wherever it can emulate bfloat16, which is slow.
-    """
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-        return any(getattr(torch.cpu, name, bool)() for name in names)
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return bool(supported and supported())
+def add(commands) -> None:
+    """Add the command to a parser's subcommands."""
+    doctor = commands.add_parser("doctor", help="check this machine and installation")
+    doctor.set_defaults(run=run)
 
 
-def default_dtype(pair: str | None, device: str = "cpu") -> str:
-    """The faster dtype for a pair on a device of this machine.
-
-    bfloat16 pays where verifying K rows would cost several times one row in float32;
-    the tiny pair is too small for that.
-    """
-    if not str(device).startswith("cpu"):
-        return "bfloat16"
-    return "bfloat16" if pair != "tiny" and has_fast_bfloat16() else "float32"
-
-
-def run_doctor() -> int:
+def run(arguments) -> int:
     """Print every check; 0 if none failed."""
     worst = 0
     for check in (_python, _libraries, _processor, _device, _extras, _tiny, _smol):
@@ -62,13 +44,14 @@ def _python() -> Iterator[Check]:
 
 
 def _libraries() -> Iterator[Check]:
+    import torch
     import transformers
 
     for module, least in ((torch, (2, 9)), (transformers, (5, 15))):
-        found = tuple(int(part) for part in module.__version__.split(".")[:2])
+        version = tuple(int(part) for part in module.__version__.split(".")[:2])
         wanted = ".".join(map(str, least))
         name = f"{module.__name__} {module.__version__}"
-        if found >= least:
+        if version >= least:
             yield OK, name
         else:
             yield FAIL, f"{name}: too old, pip install '{module.__name__}>={wanted}'"
@@ -81,6 +64,8 @@ def _libraries() -> Iterator[Check]:
 
 
 def _processor() -> Iterator[Check]:
+    import torch
+
     threads = torch.get_num_threads()
     yield OK, f"{platform.machine()}, {threads} threads"
     if has_fast_bfloat16():
@@ -90,6 +75,8 @@ def _processor() -> Iterator[Check]:
 
 
 def _device() -> Iterator[Check]:
+    import torch
+
     if torch.cuda.is_available():
         yield OK, f"GPU {torch.cuda.get_device_name()}"
     else:
@@ -111,13 +98,14 @@ def _extras() -> Iterator[Check]:
 def _tiny() -> Iterator[Check]:
     from dflash_lab.pairs.pair import load_pair
     from dflash_lab.speculative.generate import speculative_generate
-    from dflash_lab.speculative.proposer import DFlash, Plain
+    from dflash_lab.speculative.proposer import DFlash, Plain, Proposer
 
     pair = load_pair("tiny")
     ids = pair.encode("Tell Mia about the fox.")
+    proposers: tuple[Proposer, ...] = (Plain(), DFlash(pair.drafter))
     outputs = [
         speculative_generate(pair, proposer, ids, max_new_tokens=40).output_ids
-        for proposer in (Plain(), DFlash(pair.drafter))
+        for proposer in proposers
     ]
     if outputs[0] == outputs[1]:
         yield OK, "tiny pair: loads, and decodes the same text with and without drafter"

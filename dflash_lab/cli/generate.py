@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from dflash_lab.cli.loading import add_pair_arguments, load_asked_pair
 from dflash_lab.errors import DFlashLabError
+
+if TYPE_CHECKING:
+    from dflash_lab.pairs.pair import Pair
+    from dflash_lab.speculative.generation import GenerationResult
+    from dflash_lab.speculative.proposer import Proposer
 
 
 def add(commands) -> None:
@@ -66,7 +72,7 @@ def run(arguments) -> int:
     if with_text and not arguments.json:
         from transformers import TextStreamer
 
-        streamer = TextStreamer(pair.tokenizer, skip_special_tokens=True)
+        streamer = TextStreamer(pair.need_tokenizer(), skip_special_tokens=True)
     result = speculative_generate(
         pair.target,
         proposer,
@@ -78,33 +84,33 @@ def run(arguments) -> int:
         tokenizer=pair.tokenizer,
         on_tokens=None if arguments.json else _printer(streamer),
     )
-    output = result.output_ids[0]
-    rate = result.tokens_per_second
     if arguments.json:
-        tau = result.tau if result.trace.cycles else None
-        answer = {
-            "text": pair.decode(output) if with_text else None,
-            "output_ids": output,
-            "acceptance_lengths": result.trace.acceptance_lengths[0],
-            "tau": tau,
-            "num_cycles": len(result.trace.cycles),
-            "tokens_per_second": rate,
-            "time_to_first_token": result.time_to_first_token,
-            "stop_reason": result.stop_reasons[0],
-        }
-        print(json.dumps(answer))
+        text = pair.decode(result.output_ids[0]) if with_text else None
+        print(json.dumps({"text": text, **_facts(result)}))
     else:
         if streamer:
             streamer.end()
         else:
             print()
         print(
-            f"{len(output)} tokens in {len(result.trace.cycles)} cycles, tau "
-            f"{result.tau:.2f}, {rate:.1f} tokens/s, "
-            f"stopped by {result.stop_reasons[0]}",
+            f"{len(result.output_ids[0])} tokens in {len(result.trace.cycles)} cycles, "
+            f"tau {result.tau:.2f}, {result.tokens_per_second:.1f} tokens/s, stopped "
+            f"by {result.stop_reasons[0]}",
             file=sys.stderr,
         )
     return 130 if result.stop_reasons[0] == "interrupted" else 0
+
+
+def _facts(result: GenerationResult) -> dict:
+    return {
+        "output_ids": result.output_ids[0],
+        "acceptance_lengths": result.trace.acceptance_lengths[0],
+        "tau": result.tau if result.trace.cycles else None,
+        "num_cycles": len(result.trace.cycles),
+        "tokens_per_second": result.tokens_per_second,
+        "time_to_first_token": result.time_to_first_token,
+        "stop_reason": result.stop_reasons[0],
+    }
 
 
 def _printer(streamer):
@@ -119,7 +125,7 @@ def _printer(streamer):
     return show
 
 
-def _proposer(arguments, pair):
+def _proposer(arguments, pair: Pair) -> Proposer:
     from dflash_lab.speculative.ngram import NGramLookup
     from dflash_lab.speculative.proposer import DFlash, Plain
 

@@ -6,11 +6,42 @@ Leaves out: everything done with a pair.
 from __future__ import annotations
 
 import argparse
+import platform
+from typing import TYPE_CHECKING
 
 from dflash_lab.errors import DFlashLabError
 
+if TYPE_CHECKING:
+    from dflash_lab.pairs.pair import Pair
+
 # Parameters below which waiting for a second thread costs more than it brings.
 SMALL_TARGET = 20_000_000
+
+
+def has_fast_bfloat16() -> bool:
+    """True if this processor multiplies bfloat16 in hardware.
+
+    On x86 torch's own list of instruction sets decides: its matrix library says yes
+    wherever it can emulate bfloat16, which is slow.
+    """
+    import torch
+
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        return any(getattr(torch.cpu, name, bool)() for name in names)
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return bool(supported and supported())
+
+
+def default_dtype(pair: str | None, device: str = "cpu") -> str:
+    """The faster dtype for a pair on a device of this machine.
+
+    bfloat16 pays where verifying K rows would cost several times one row in float32;
+    the tiny pair is too small for that.
+    """
+    if not str(device).startswith("cpu"):
+        return "bfloat16"
+    return "bfloat16" if pair != "tiny" and has_fast_bfloat16() else "float32"
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser, default: str | None) -> None:
@@ -34,9 +65,10 @@ def add_pair_arguments(parser: argparse.ArgumentParser, default: str | None) -> 
     )
 
 
-def load_asked_pair(arguments, *, with_drafter: bool = True, quiet: bool = False):
+def load_asked_pair(
+    arguments: argparse.Namespace, *, with_drafter: bool = True, quiet: bool = False
+) -> Pair:
     """The `Pair` that a command line asked for."""
-    from dflash_lab.cli.doctor import default_dtype
     from dflash_lab.pairs.pair import load_pair
 
     _set_threads(arguments.threads)

@@ -12,7 +12,7 @@ residual streams.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +59,8 @@ def build_target_layer_ids(num_target_layers: int, num_features: int) -> list[in
     return ids
 
 
-def find_decoder_layers(model: nn.Module) -> Sequence[Any]:
-    """The list of decoder layers of a `transformers` causal LM, of any class.
+def find_decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The list of decoder layers of a `transformers` causal LM.
 
     Raises:
         DFlashLabError: no list of layers at any of the known places.
@@ -70,7 +70,7 @@ def find_decoder_layers(model: nn.Module) -> Sequence[Any]:
         for name in path.split("."):
             found = getattr(found, name, None)
         if isinstance(found, nn.ModuleList):
-            return list(found)
+            return found
     raise DFlashLabError(
         f"no decoder layers found in {type(model).__name__} at any of "
         f"{', '.join(LAYER_PATHS)}; this architecture is not supported"

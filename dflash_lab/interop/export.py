@@ -105,6 +105,7 @@ def export_drafter(
         made = Path(scratch) / "new"
         made.mkdir()
         if engine == "speculators":
+            assert target is not None  # said above for engines
             write_speculators(made, model, target, facts.get("architectures") or [])
         else:
             model.save_pretrained(made)

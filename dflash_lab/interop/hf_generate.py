@@ -17,9 +17,11 @@ attentions in the output; each is refused with a sentence.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.generation import (
     EosTokenCriteria,
     GenerateDecoderOnlyOutput,
@@ -64,22 +66,35 @@ def custom_generate(
         The function. It keeps the last model it saw in the form that decodes, so use
         one function for many calls.
     """
-    plain_drafter = isinstance(drafter, DFlashDraftModel)
-    proposer = DFlash(drafter) if plain_drafter else drafter
-    known: list[Target] = []
+    proposer = DFlash(drafter) if isinstance(drafter, DFlashDraftModel) else drafter
+    return _Decode(proposer, streamer, on_result)
 
-    def decode(
-        model,
+
+class _Decode:
+    """What `generate` calls in place of its own loop."""
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        streamer,
+        on_result: Callable[[GenerationResult], None] | None,
+    ):
+        self.proposer, self.streamer, self.on_result = proposer, streamer, on_result
+        self.target: Target | None = None
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
         input_ids: Tensor,
         logits_processor=None,
         stopping_criteria=None,
         generation_config=None,
         **model_kwargs,
     ):
-        config = generation_config
+        config, streamer = generation_config, self.streamer
         _refuse_what_is_left_out(model, config, input_ids, streamer)
-        if not known or known[0].model is not model:
-            known[:] = [as_target(model)]
+        if self.target is None or self.target.model is not model:
+            self.target = as_target(model)
         sampling, processors = _split_processors(
             list(logits_processor or ()), config.do_sample
         )
@@ -92,17 +107,12 @@ def custom_generate(
             seeds = torch.randint(2**62, (len(prompts),)).tolist()
         if streamer is not None:
             streamer.put(input_ids.cpu())
-
-        def stream(row: int, ids: list[int]) -> None:
-            for token in ids:
-                streamer.put(torch.tensor([token]))
-
         scores = config.return_dict_in_generate and (
             config.output_scores or config.output_logits
         )
         result = speculative_generate(
-            known[0],
-            proposer,
+            self.target,
+            self.proposer,
             prompts,
             max_new_tokens=budget,
             sampling=sampling,
@@ -111,15 +121,17 @@ def custom_generate(
             logits_processor=processors,
             stopping_criteria=criteria,
             output_scores=bool(scores),
-            on_tokens=None if streamer is None else stream,
+            on_tokens=None if streamer is None else self._stream,
         )
         if streamer is not None:
             streamer.end()
-        if on_result is not None:
-            on_result(result)
+        if self.on_result is not None:
+            self.on_result(result)
         return _as_output(result, input_ids, config)
 
-    return decode
+    def _stream(self, row: int, ids: list[int]) -> None:
+        for token in ids:
+            self.streamer.put(torch.tensor([token]))
 
 
 def _refuse_what_is_left_out(model, config, input_ids: Tensor, streamer) -> None:
@@ -192,9 +204,9 @@ def _as_output(result: GenerationResult, input_ids: Tensor, config):
     sequences = torch.cat([input_ids, answers], dim=1)
     if not config.return_dict_in_generate:
         return sequences
-    kept = {}
+    kept: dict[str, Any] = {}
     if result.scores is not None and config.output_scores:
         kept["scores"] = tuple(x[None] for x in result.scores[0])
     if result.logits is not None and config.output_logits:
         kept["logits"] = tuple(x[None].float() for x in result.logits[0])
-    return GenerateDecoderOnlyOutput(sequences=sequences, **kept)
+    return GenerateDecoderOnlyOutput(sequences=cast(Any, sequences), **kept)

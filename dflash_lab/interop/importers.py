@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.speculative.trace import CycleRecord, DecodeTrace
@@ -51,15 +52,14 @@ def read_log(path: str | Path):
             f"{path} has no line about acceptance; expected vLLM's 'SpecDecoding "
             "metrics', SGLang's 'accept len' or llama.cpp's 'draft acceptance'"
         )
-    columns = ("tau", "accepted", "drafted", "draft_acceptance_rate")
-    columns += ("tokens_per_second", "survival")
+    numbers = ["tau", "accepted", "drafted", "draft_acceptance_rate"]
+    numbers.append("tokens_per_second")
     frame = pd.DataFrame(rows)
-    for name in columns:
+    for name in (*numbers, "survival"):
         if name not in frame:
             frame[name] = None
-    numbers = [name for name in columns if name != "survival"]
     frame[numbers] = frame[numbers].astype(float)
-    return frame[["source", "line", *columns]]
+    return frame[["source", "line", *numbers, "survival"]]
 
 
 def pooled_log(frame) -> dict:
@@ -101,7 +101,8 @@ def read_spec_bench(path: str | Path) -> tuple[DecodeTrace, list[dict]]:
     Raises:
         DFlashLabError: no such file, or a line of another form.
     """
-    trace, facts = DecodeTrace({"num_prompts": 0, "proposer": "spec-bench"}), []
+    trace = DecodeTrace({"num_prompts": 0, "proposer": "spec-bench"})
+    facts: list[dict] = []
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
@@ -157,10 +158,7 @@ def _vllm(line: str) -> dict | None:
     )
     if "percent" in row:
         row["draft_acceptance_rate"] = row.pop("percent") / 100
-    rates = re.search(r"Per-position acceptance rate: ([0-9., ]+)", line)
-    if rates:
-        row["survival"] = tuple(map(float, re.findall(NUMBER, rates[1])))
-    return row
+    return row | _survival(r"Per-position acceptance rate: ([0-9., ]+)", line)
 
 
 def _sglang(line: str) -> dict | None:
@@ -184,13 +182,17 @@ def _llama_cpp(line: str) -> dict | None:
         drafted=r"/\s*([0-9]+) generated",
         tau=rf"mean acceptance length =\s*{NUMBER}",
     )
-    rates = re.search(r"acceptance rate per position = \(([0-9., ]+)\)", line)
-    if rates:
-        row["survival"] = tuple(map(float, re.findall(NUMBER, rates[1])))
-    return row
+    return row | _survival(r"acceptance rate per position = \(([0-9., ]+)\)", line)
 
 
-def find_numbers(line: str, **patterns: str) -> dict[str, float]:
+def _survival(pattern: str, line: str) -> dict[str, tuple[float, ...]]:
+    rates = re.search(pattern, line)
+    if not rates:
+        return {}
+    return {"survival": tuple(map(float, re.findall(NUMBER, rates[1])))}
+
+
+def find_numbers(line: str, **patterns: str) -> dict[str, Any]:
     """The numbers that patterns with one group find in a line; those found only."""
     found = {name: re.search(pattern, line) for name, pattern in patterns.items()}
     return {name: float(match[1]) for name, match in found.items() if match}

@@ -13,6 +13,7 @@ speculators (EAGLE-3, DSpark, DFlash2, Domino).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from dflash_lab.drafter.config import DFlashConfig
 from dflash_lab.errors import DFlashLabError
@@ -49,9 +50,10 @@ def is_speculators(config: dict) -> bool:
 
 def verifier_name(config: dict) -> str | None:
     """Name or path of the target that a speculators `config.json` names, if any."""
+    found: Any = config
     for name in ("speculators_config", "verifier", "name_or_path"):
-        config = config.get(name) if isinstance(config, dict) else None
-    return config or None
+        found = found.get(name) if isinstance(found, dict) else None
+    return found or None
 
 
 def config_from_speculators(config: dict) -> DFlashConfig:

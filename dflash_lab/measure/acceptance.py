@@ -65,9 +65,10 @@ def slot_counts(cycles: Iterable[CycleRecord]) -> list[dict[str, int]]:
             row["survived"] += accepted
             if j >= cut:
                 continue
-            if matches[j] is not None:
+            match = matches[j]
+            if match is not None:
                 row["judged"] += 1
-                row["matched"] += matches[j]
+                row["matched"] += match
             if all(cycle.accepted[:j]):
                 row["reached"] += 1
                 row["passed"] += accepted

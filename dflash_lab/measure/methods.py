@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +23,7 @@ from dflash_lab.baselines.eagle import EagleHead
 from dflash_lab.baselines.eagle_proposer import Eagle
 from dflash_lab.baselines.medusa import MedusaHeads
 from dflash_lab.baselines.medusa_proposer import Medusa
+from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.files import data_root
 from dflash_lab.interop.hf_assistant import as_hf_assistant
@@ -31,6 +33,9 @@ from dflash_lab.speculative.ngram import NGramLookup
 from dflash_lab.speculative.proposer import DFlash, Plain, Proposer
 from dflash_lab.speculative.sampling import Sampling
 from dflash_lab.speculative.trace import DecodeTrace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,12 @@ class Answer:
     first_token: float | None = None
     trace: DecodeTrace | None = None
     interrupted: bool = False
+
+    @property
+    def cycles(self) -> DecodeTrace:
+        """The trace of a method that has one."""
+        assert self.trace is not None
+        return self.trace
 
 
 @dataclass(frozen=True)
@@ -109,38 +120,43 @@ def make_method(name: str, pair: Pair, settings: MethodSettings) -> Method:
         raise DFlashLabError(
             f"unknown method {name!r}; choose among {', '.join(METHODS)}"
         )
-    if name in ("dflash", "dflash_compiled", "hf_dflash") and pair.drafter is None:
-        raise DFlashLabError(f"method {name} needs a drafter; give --drafter")
     if name == "ar":
-        return _ours(pair, Plain(), settings)
+        return loop_method(pair, Plain(), settings)
     if name == "ngram":
-        return _ours(pair, NGramLookup(settings.block_size or 8), settings)
+        return loop_method(pair, NGramLookup(settings.block_size or 8), settings)
     if name == "eagle":
-        return _ours(pair, _eagle(pair, settings), settings)
+        return loop_method(pair, _eagle(pair, settings), settings)
     if name == "medusa":
-        return _ours(pair, _medusa(pair, settings), settings)
+        return loop_method(pair, _medusa(pair, settings), settings)
     if name.startswith("dflash"):
-        proposer = DFlash(pair.drafter, settings.block_size)
-        return _ours(pair, proposer, settings, compile=name == "dflash_compiled")
+        proposer = DFlash(_need_drafter(pair, name), settings.block_size)
+        return loop_method(pair, proposer, settings, compile=name == "dflash_compiled")
     options: dict = {}
     if name == "hf_lookup":
         options = {"prompt_lookup_num_tokens": (settings.block_size or 8) - 1}
     elif name == "hf_assisted":
         options = {"assistant_model": _assistant(pair, settings)}
     elif name == "hf_dflash":
-        if settings.block_size not in (None, pair.drafter.config.block_size):
+        drafter = _need_drafter(pair, name)
+        if settings.block_size not in (None, drafter.config.block_size):
             raise DFlashLabError(
                 f"hf_dflash drafts blocks as trained, not of {settings.block_size}; "
                 "leave the method or the block size out"
             )
-        assistant = as_hf_assistant(pair.drafter)
+        assistant = as_hf_assistant(drafter)
         options = {"assistant_model": assistant, "speculation_type": "dflash"}
-    return _generate(pair, settings, options)
+    return generate_method(pair, settings, **options)
 
 
-def _ours(
-    pair: Pair, proposer: Proposer, settings: MethodSettings, compile: bool = False
+def loop_method(
+    pair: Pair,
+    proposer: Proposer,
+    settings: MethodSettings,
+    *,
+    compile: bool = False,
+    strict: bool = False,
 ) -> Method:
+    """Decoding by our loop; `compile` and `strict` as in `speculative_generate`."""
     sampling = Sampling(settings.temperature, seed=settings.seed)
 
     def decode(ids: Sequence[int]) -> Answer:
@@ -151,6 +167,7 @@ def _ours(
             max_new_tokens=settings.max_new_tokens,
             sampling=sampling,
             stop_token_ids=pair.stop_token_ids,
+            strict=strict,
             compile=compile,
         )
         return Answer(
@@ -164,9 +181,10 @@ def _ours(
     return decode
 
 
-def _generate(pair: Pair, settings: MethodSettings, extra: dict) -> Method:
+def generate_method(pair: Pair, settings: MethodSettings, **extra) -> Method:
+    """Decoding by `model.generate`, with further arguments."""
     stops = list(pair.stop_token_ids)
-    options = {
+    options: dict[str, Any] = {
         "max_new_tokens": settings.max_new_tokens,
         "do_sample": settings.temperature > 0,
         "repetition_penalty": 1.0,  # our loop applies none either
@@ -186,7 +204,8 @@ def _generate(pair: Pair, settings: MethodSettings, extra: dict) -> Method:
             torch.set_rng_state(own.get_state())
             _wait(device)
             started = time.perf_counter()
-            output = pair.model.generate(
+            model: Any = pair.model
+            output = model.generate(
                 inputs, attention_mask=torch.ones_like(inputs), **options
             )
             _wait(device)
@@ -194,6 +213,12 @@ def _generate(pair: Pair, settings: MethodSettings, extra: dict) -> Method:
         return Answer(output[0, len(ids) :].tolist(), seconds)
 
     return decode
+
+
+def _need_drafter(pair: Pair, method: str) -> DFlashDraftModel:
+    if pair.drafter is None:
+        raise DFlashLabError(f"method {method} needs a drafter; give --drafter")
+    return pair.drafter
 
 
 def _eagle(pair: Pair, settings: MethodSettings) -> Eagle:
@@ -218,10 +243,11 @@ def _own_folder(pair: Pair, name: str, what: str) -> Path:
     return folder
 
 
-def _assistant(pair: Pair, settings: MethodSettings):
+def _assistant(pair: Pair, settings: MethodSettings) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     source = settings.assistant or _own_folder(pair, "assistant", "assistant comes")
+    model: Any
     if is_assistant(source):
         model = load_assistant(source, pair.target)
     else:

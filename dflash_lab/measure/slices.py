@@ -113,7 +113,7 @@ def calibration(frame, bins: int = 10):
     import pandas as pd
 
     rows = reached_slots(frame).dropna(subset=["draft_prob"])
-    edges = np.linspace(0, 1, bins + 1)
+    edges = np.linspace(0, 1, bins + 1).tolist()
     key = pd.cut(rows["draft_prob"], edges, include_lowest=True)
     found = (
         rows.groupby(key, observed=True)

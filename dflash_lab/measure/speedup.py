@@ -111,7 +111,8 @@ def measure_costs(
     """
     if rounds < 1 or context < 1:
         raise DFlashLabError(f"rounds {rounds} and context {context} must be 1 or more")
-    proposers = [Plain(), *(DFlash(drafter, size) for size in block_sizes)]
+    proposers: list[DFlash | Plain] = [Plain()]
+    proposers += [DFlash(drafter, size) for size in block_sizes]
     ids = [(7 * i) % target.vocab_size for i in range(context)]
     times: list[list[tuple[float, ...]]] = [[] for _ in proposers]
     with torch.inference_mode():

@@ -75,7 +75,7 @@ class Pair:
             DFlashLabError: an empty user message, a conversation that does not end
                 with the user's, or no tokenizer.
         """
-        tokenizer = self._need_tokenizer()
+        tokenizer = self.need_tokenizer()
         turns = [turns] if isinstance(turns, str) else list(turns)
         if not turns or not all(turn.strip() for turn in turns[::2]):
             raise DFlashLabError("the prompt is empty; give at least one word")
@@ -101,10 +101,15 @@ class Pair:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
-        text = self._need_tokenizer().decode(list(ids), skip_special_tokens=True)
+        text = self.need_tokenizer().decode(list(ids), skip_special_tokens=True)
         return cast(str, text)  # of one row of ids
 
-    def _need_tokenizer(self) -> PreTrainedTokenizerBase:
+    def need_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer.
+
+        Raises:
+            DFlashLabError: the target has none.
+        """
         if self.tokenizer is None:
             raise DFlashLabError(
                 f"the target {self.name} has no tokenizer; give token ids instead"

@@ -49,7 +49,7 @@ class EagerCycles:
     def __init__(self, loop: StaticLoop):
         self.loop = loop
 
-    def step(self, span: int) -> CycleReport | None:
+    def step(self, span: int) -> CycleReport:
         """Run a cycle and say what it did."""
         loop, clock = self.loop, [self._now()]
         drafts, broken = loop.draft()
@@ -78,7 +78,7 @@ class CompiledCycles(EagerCycles):
     Loops of the same target, drafter and capacity share what was compiled.
     """
 
-    def step(self, span: int) -> CycleReport | None:
+    def step(self, span: int) -> CycleReport:
         """Run a cycle and say what it did."""
         started = self._now()
         # Each capacity, batch size and pair is compiled once; torch's own limit of

@@ -29,7 +29,7 @@ class NGramLookup:
     """
 
     name = "ngram"
-    target_layer_ids = ()
+    target_layer_ids: tuple[int, ...] = ()
 
     def __init__(self, block_size: int = 8, max_ngram: int = 3):
         if max_ngram < 1:

@@ -40,7 +40,7 @@ class FromFunction:
         DFlashLabError: a block without drafts.
     """
 
-    target_layer_ids = ()
+    target_layer_ids: tuple[int, ...] = ()
 
     def __init__(
         self,

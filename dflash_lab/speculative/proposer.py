@@ -108,7 +108,7 @@ class Plain:
 
     name = "none"
     block_size = 1
-    target_layer_ids = ()
+    target_layer_ids: tuple[int, ...] = ()
 
     def __init__(self, kernel_rows: int = 1):
         if kernel_rows < 1:
@@ -134,7 +134,7 @@ class DFlash:
     """The DFlash drafter as a proposer.
 
     Args:
-        drafter: a trained drafter.
+        drafter: a trained drafter; None, as a pair without one has, is refused.
         block_size: K at decoding; the trained one if None. A smaller one drafts less
             per cycle; a larger one was never trained.
         fused: decode with a copy of the weights laid out for speed (`fused.py`);
@@ -148,7 +148,7 @@ class DFlash:
 
     def __init__(
         self,
-        drafter: DFlashDraftModel,
+        drafter: DFlashDraftModel | None,
         block_size: int | None = None,
         fused: bool = True,
     ):

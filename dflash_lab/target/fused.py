@@ -56,7 +56,7 @@ class FusedTarget(Target):
                 kv_heads,
                 copy,
             )
-            for layer in find_decoder_layers(model)
+            for layer in cast(Any, find_decoder_layers(model))
         ]
         kinds = getattr(config, "layer_types", None)
         self._kinds = kinds or ["full_attention"] * self.num_layers

@@ -10,9 +10,9 @@
 # project) lies in the package.
 
 # %%
-from dflash_lab.cli.doctor import run_doctor
+from dflash_lab.cli import doctor
 
-status = run_doctor()
+status = doctor.run(None)
 
 # %% [markdown]
 # `OK` is good, `NOTE` can be lived with, `FAIL` says what to do. The `smol` pair is only

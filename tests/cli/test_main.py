@@ -11,7 +11,7 @@ import torch
 from helpers import CONFORMANCE, random_target
 from reference import generate_greedily
 
-from dflash_lab.cli import demo
+from dflash_lab.cli import demo_run
 from dflash_lab.cli.main import main
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs.pair import load_pair
@@ -219,19 +219,24 @@ def test_demo_fails_if_the_drafted_text_is_not_the_targets(
     fault, capsys, tmp_path, monkeypatch
 ):
     """A loop that commits a wrong token or loses some must end with status 1."""
-    real = demo._decode
+    real = demo_run.loop_method
 
-    def wrong(pair, proposer, method, *arguments):
-        made = real(pair, proposer, method, *arguments)
-        if method == "dflash":
-            if fault == "wrong token":
-                made.output_ids[0][-1] = (made.output_ids[0][-1] + 1) % 100
-            else:  # the end of the answer is lost
-                made.output_ids[0] = made.output_ids[0][:3]
-                made.trace.cycles.clear()
-        return made
+    def method(pair, proposer, *arguments, **options):
+        decode = real(pair, proposer, *arguments, **options)
 
-    monkeypatch.setattr(demo, "_decode", wrong)
+        def wrong(ids):
+            made = decode(ids)
+            if proposer.name == "dflash":
+                if fault == "wrong token":
+                    made.ids[-1] = (made.ids[-1] + 1) % 100
+                else:  # the end of the answer is lost
+                    del made.ids[3:]
+                    made.trace.cycles.clear()
+            return made
+
+        return wrong
+
+    monkeypatch.setattr(demo_run, "loop_method", method)
     arguments = ["--prompt", PROMPT, "--max-new-tokens", "8", "--out", str(tmp_path)]
     assert main(["demo", *TINY, *arguments]) == 1
     assert "NOT lossless" in capsys.readouterr().out
