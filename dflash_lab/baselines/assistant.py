@@ -18,6 +18,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -105,14 +106,17 @@ def copy_layers(model: nn.Module, target: Target, layers: Sequence[int]) -> None
     with torch.no_grad():
         for layer, number in zip(find_decoder_layers(model), layers, strict=True):
             layer.load_state_dict(theirs[number].state_dict())
-    norm = target.model.base_model.norm
-    model.base_model.norm.load_state_dict(norm.state_dict())
+    _norm(model).load_state_dict(_norm(target.model).state_dict())
+
+
+def _norm(model: nn.Module) -> nn.Module:
+    return cast(Any, model).base_model.norm
 
 
 def own_modules(model: nn.Module) -> nn.ModuleDict:
     """What an assistant does not share with its target."""
     layers = find_decoder_layers(model)
-    return nn.ModuleDict({"layers": layers, "norm": model.base_model.norm})
+    return nn.ModuleDict({"layers": layers, "norm": _norm(model)})
 
 
 def save_assistant(model: nn.Module, folder: str | Path) -> None:
@@ -192,9 +196,9 @@ def _read_config(folder: str | Path) -> dict:
     return config if isinstance(config, dict) else {}
 
 
-def _shape_of(config) -> dict:
+def _shape_of(config) -> dict[str, Any]:
     config = getattr(config, "get_text_config", lambda: config)()
-    shape = {name: getattr(config, name, None) for name in SHAPE}
+    shape: dict[str, Any] = {name: getattr(config, name, None) for name in SHAPE}
     if shape["head_dim"] is None:
         shape["head_dim"] = shape["hidden_size"] // shape["num_attention_heads"]
     return shape

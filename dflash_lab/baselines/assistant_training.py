@@ -5,25 +5,22 @@
 
 The layers and the norm learn; embedding and head are the target's and stay. The loss is
 taken at a sample of the answers' places, redrawn every epoch, since with a large
-vocabulary the head costs more than the layers. Texts, batches, draws and the loss
-through a frozen head are those of the DFlash trainer.
+vocabulary the head costs more than the layers.
 
-Leaves out: several processes, resuming, distillation, and writing the corpus
+Leaves out: the loop and its budget (`training_loop.py`), and writing the corpus
 (`dflash-lab corpus`).
 """
 
 from __future__ import annotations
 
-import math
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from dflash_lab.baselines.assistant import (
     build_assistant,
@@ -39,45 +36,46 @@ from dflash_lab.baselines.training_command import (
     settings_of,
     write_note,
 )
+from dflash_lab.baselines.training_loop import (
+    Batch,
+    OnStep,
+    StepLoss,
+    TrainingBudget,
+    train_loop,
+)
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.target.target import Target
-from dflash_lab.training.data.dataset import (
-    BatchPlan,
-    Example,
-    anchor_scores,
-    collate,
-)
+from dflash_lab.training.data.dataset import Example, collate
 from dflash_lab.training.losses import LossSums, frozen_head_loss
 
 STARTS = ("target", "fresh")
-WARMUP = 0.04
 
 
 @dataclass(frozen=True)
-class AssistantTraining:
+class AssistantTraining(TrainingBudget):
     """How an assistant is trained.
 
     Attributes:
         num_hidden_layers: its layers.
         start: `target` copies evenly spaced layers and the norm; `fresh` draws them.
         places: of each text at which the loss is taken; all if None.
-        batch_size: texts per step.
-        learning_rate: peak; warm-up over 4 % of the run, then cosine to 0.
-        steps: optimiser steps; None to follow `cpu_minutes`.
-        cpu_minutes: budget of processor time, all threads together.
-        seed: of weights, order and places.
         bf16: autocast to bfloat16.
     """
 
     num_hidden_layers: int = 2
     start: str = "target"
     places: int | None = 64
-    batch_size: int = 16
-    learning_rate: float = 1e-3
-    steps: int | None = None
-    cpu_minutes: float | None = None
-    seed: int = 0
     bf16: bool = False
+
+    def check(self) -> None:
+        """As `TrainingBudget.check`, for `start` and `places` too."""
+        super().check()
+        if self.start not in STARTS:
+            raise DFlashLabError(
+                f"start {self.start!r} is unknown; choose {' or '.join(STARTS)}"
+            )
+        if self.places is not None and self.places < 1:
+            raise DFlashLabError(f"places {self.places} must be 1 or more")
 
 
 def train_assistant(
@@ -85,7 +83,7 @@ def train_assistant(
     examples: Sequence[Example],
     settings: AssistantTraining,
     *,
-    on_step: Callable[[dict], None] | None = None,
+    on_step: OnStep | None = None,
     quiet: bool = False,
 ):
     """Train an assistant; returns the model, layers and norm in float32.
@@ -100,54 +98,23 @@ def train_assistant(
     Raises:
         DFlashLabError: no budget, an unknown start, or a loss that is not a number.
     """
-    _check(settings)
+    settings.check()
     model = build_assistant(target, settings.num_hidden_layers, settings.seed)
     if settings.start == "target":
         layers = evenly_spaced(settings.num_hidden_layers, target.num_layers)
         copy_layers(model, target, layers)
     parameters = list(own_modules(model).parameters())
-    plan = BatchPlan(
-        [len(e.input_ids) for e in examples], settings.batch_size, settings.seed
-    )
-    optimizer = torch.optim.AdamW(
-        parameters, lr=settings.learning_rate, weight_decay=0.0
-    )
-    started, step = time.process_time(), 0
-    with tqdm(total=settings.steps, desc="assistant", disable=quiet) as progress:
-        while True:
-            spent = (time.process_time() - started) / 60
-            share = (
-                step / settings.steps
-                if settings.steps is not None
-                else spent / settings.cpu_minutes
+
+    def loss_of(batch: Batch) -> StepLoss:
+        with torch.autocast(target.device.type, torch.bfloat16, settings.bf16):
+            sums = next_token_loss(
+                model, target, batch.ids, batch.mask, batch.scores, settings
             )
-            if share >= 1:
-                break
-            for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * _schedule(share)
-            epoch, indices = plan.batch(step)
-            ids, mask = collate(examples, indices)
-            scores = anchor_scores(settings.seed, epoch, indices, ids.shape[1])
-            with torch.autocast(target.device.type, torch.bfloat16, settings.bf16):
-                sums = next_token_loss(model, target, ids, mask, scores, settings)
-            loss = sums.loss / sums.weight.clamp(min=1)
-            if not math.isfinite(loss.item()):
-                raise DFlashLabError(
-                    f"the loss is {loss.item()} at step {step}; lower the learning "
-                    f"rate, it is {settings.learning_rate}"
-                )
-            # The head and the table are the target's: they must collect no gradient.
-            for parameter, gradient in zip(
-                parameters, torch.autograd.grad(loss, parameters), strict=True
-            ):
-                parameter.grad = gradient
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            step += 1
-            progress.update()
-            if on_step is not None:
-                accuracy = (sums.right.sum() / sums.total.sum().clamp(min=1)).item()
-                on_step({"step": step, "loss": loss.item(), "accuracy": accuracy})
+        loss = sums.loss / sums.weight.clamp(min=1)
+        return loss, sums.right.sum(), sums.total.sum()
+
+    # The head and the table are the target's: they collect no gradient.
+    train_loop("assistant", parameters, examples, settings, loss_of, on_step, quiet)
     return model.eval()
 
 
@@ -171,7 +138,8 @@ def next_token_loss(
     table = target.embedding_table.detach()
     embedded = F.embedding(ids.to(table.device), table).float()
     # Padding stands behind the texts, and nothing sees what is behind it.
-    hidden = model.base_model(inputs_embeds=embedded, use_cache=False)[0][:, :-1]
+    decoder = cast(Any, model).base_model
+    hidden = decoder(inputs_embeds=embedded, use_cache=False)[0][:, :-1]
     labels, counts = ids[:, 1:], mask[:, 1:]
     if scores is not None and settings.places is not None:
         size = min(settings.places, counts.shape[1])
@@ -216,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(asked) -> int:
     settings = settings_of(AssistantTraining, asked)
-    _check(settings)
+    settings.check()
     pair, taught, held_out = load_asked(asked)
     lines: list[dict] = []
     model = train_assistant(pair.target, taught, settings, on_step=lines.append)
@@ -232,25 +200,6 @@ def _run(asked) -> int:
     print(f"{len(lines)} steps, held-out agreement {facts.get('held_out_agreement')}")
     print(f"assistant: {asked.out}")
     return 0
-
-
-def _check(settings: AssistantTraining) -> None:
-    if (settings.steps is None) == (settings.cpu_minutes is None):
-        raise DFlashLabError("give either steps or cpu_minutes, not both")
-    if settings.start not in STARTS:
-        raise DFlashLabError(
-            f"start {settings.start!r} is unknown; choose {' or '.join(STARTS)}"
-        )
-    for name in ("steps", "cpu_minutes", "places", "batch_size", "learning_rate"):
-        value = getattr(settings, name)
-        if value is not None and value <= 0:
-            raise DFlashLabError(f"{name} {value} must be more than 0")
-
-
-def _schedule(share: float) -> float:
-    if share < WARMUP:
-        return max(share, 1e-3) / WARMUP
-    return 0.5 * (1 + math.cos(math.pi * (share - WARMUP) / (1 - WARMUP)))
 
 
 if __name__ == "__main__":

@@ -96,6 +96,8 @@ class EagleHead(nn.Module):
         config: its shape.
     """
 
+    draft_ids: Tensor
+
     def __init__(self, config: EagleConfig):
         super().__init__()
         self.config = config
@@ -109,7 +111,7 @@ class EagleHead(nn.Module):
         self.v_proj = nn.Linear(2 * width, shared * d, bias=False)
         self.o_proj = nn.Linear(heads * d, width, bias=False)
         self.post_attention_layernorm = RMSNorm(width, config.rms_norm_eps)
-        self.mlp = DFlashMLP(config)
+        self.mlp = DFlashMLP(width, config.intermediate_size)
         self.norm = RMSNorm(width, config.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
         # Target id of each token that can be drafted.
@@ -137,8 +139,8 @@ class EagleHead(nn.Module):
         Returns:
             queries (B, Hq, T, d), keys and values (B, Hkv, T, d).
         """
-        x = [self.embedding_norm(embedding), self.feature_norm(hidden)]
-        x = torch.cat(x, dim=-1)
+        both = [self.embedding_norm(embedding), self.feature_norm(hidden)]
+        x = torch.cat(both, dim=-1)
         cos, sin = self.rotary(x, positions)
 
         def heads(y: Tensor) -> Tensor:

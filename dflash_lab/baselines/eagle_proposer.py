@@ -16,7 +16,6 @@ from dflash_lab.baselines.eagle import EagleHead, embed
 from dflash_lab.conditioning.attention import attend
 from dflash_lab.conditioning.cache import PositionCache, causal_mask
 from dflash_lab.drafter.config import check_block_size
-from dflash_lab.errors import DFlashLabError
 from dflash_lab.speculative.proposer import Proposal
 from dflash_lab.speculative.sampling import (
     STREAM_DRAFT,
@@ -48,13 +47,9 @@ class Eagle:
 
     def start(self, target: Target, batch_size: int, capacity: int) -> _EagleSession:
         config = self.head.config
-        found = target.num_layers, target.hidden_size, target.vocab_size
-        wanted = config.num_target_layers, config.hidden_size, config.vocab_size
-        if found != wanted:
-            raise DFlashLabError(
-                f"the head was trained for a target of {wanted} layers, width and "
-                f"vocabulary, this one has {found}; load the target it was trained for"
-            )
+        target.check_shape(
+            "the head", config.num_target_layers, config.hidden_size, config.vocab_size
+        )
         return _EagleSession(self, target, batch_size, capacity)
 
 

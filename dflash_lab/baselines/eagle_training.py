@@ -5,25 +5,21 @@
 
 The head is fed its own output for as many steps as it will draft, all places of a text
 at once, and learns the text's own tokens at a sample of places, redrawn every epoch;
-step k weighs 0.8 ** (k - 1), as in EAGLE-3. Texts, features, batches and draws are
-those of the DFlash trainer, so that both can have the same data and the same time.
+step k weighs 0.8 ** (k - 1), as in EAGLE-3.
 
-Leaves out: several processes, resuming, and distillation.
+Leaves out: the loop and its budget (`training_loop.py`).
 """
 
 from __future__ import annotations
 
-import math
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from dflash_lab.baselines.eagle import EagleConfig, EagleHead, embed
 from dflash_lab.baselines.training_command import (
@@ -33,9 +29,15 @@ from dflash_lab.baselines.training_command import (
     settings_of,
     write_note,
 )
-from dflash_lab.errors import DFlashLabError
+from dflash_lab.baselines.training_loop import (
+    Batch,
+    OnStep,
+    StepLoss,
+    TrainingBudget,
+    train_loop,
+)
 from dflash_lab.target.target import Target
-from dflash_lab.training.data.dataset import BatchPlan, Example, anchor_scores, collate
+from dflash_lab.training.data.dataset import Example, collate
 from dflash_lab.training.data.feature_store import cache_features
 from dflash_lab.training.data.features import (
     OfflineFeatures,
@@ -47,29 +49,19 @@ DECAY = 0.8
 
 
 @dataclass(frozen=True)
-class EagleTraining:
+class EagleTraining(TrainingBudget):
     """How a head is trained.
 
     Attributes:
         draft_vocab_size: most frequent tokens of the texts that it can draft.
         unroll: steps, the drafts of a block.
         places: of each text and step at which the loss is taken.
-        batch_size: texts per step.
-        learning_rate: peak; warm-up over 4 % of the run, then cosine to 0.
-        steps: optimiser steps; None to follow `cpu_minutes`.
-        cpu_minutes: budget of processor time.
-        seed: of weights, order and places.
         bf16: autocast to bfloat16.
     """
 
     draft_vocab_size: int | None = None
     unroll: int = 7
     places: int = 32
-    batch_size: int = 16
-    learning_rate: float = 1e-3
-    steps: int | None = None
-    cpu_minutes: float | None = None
-    seed: int = 0
     bf16: bool = False
 
 
@@ -79,7 +71,7 @@ def train_eagle(
     features,
     settings: EagleTraining,
     *,
-    on_step: Callable[[dict], None] | None = None,
+    on_step: OnStep | None = None,
     quiet: bool = False,
 ) -> EagleHead:
     """Train a head.
@@ -96,47 +88,16 @@ def train_eagle(
     Raises:
         DFlashLabError: no budget, or a loss that is not a number.
     """
-    if (settings.steps is None) == (settings.cpu_minutes is None):
-        raise DFlashLabError("give either steps or cpu_minutes, not both")
+    settings.check()
     head, place_of = start_head(target, examples, settings)
     scale = _scale(features, examples)
-    plan = BatchPlan(
-        [len(e.input_ids) for e in examples], settings.batch_size, settings.seed
-    )
-    optimizer = torch.optim.AdamW(
-        head.parameters(), lr=settings.learning_rate, weight_decay=0.0
-    )
-    started, step = time.process_time(), 0
-    with tqdm(total=settings.steps, desc="eagle", disable=quiet) as progress:
-        while True:
-            share = (
-                step / settings.steps
-                if settings.steps is not None
-                else (time.process_time() - started) / (60 * settings.cpu_minutes)
-            )
-            if share >= 1:
-                break
-            for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * _schedule(share)
-            epoch, indices = plan.batch(step)
-            ids, mask = collate(examples, indices)
-            hidden = features.batch(indices, ids)[0].float() * scale
-            scores = anchor_scores(settings.seed, epoch, indices, ids.shape[1])
-            with torch.autocast("cpu", torch.bfloat16, settings.bf16):
-                loss, right, total = unrolled_loss(
-                    head, target, ids, mask, hidden, scores, place_of, settings
-                )
-            if not math.isfinite(loss.item()):
-                raise DFlashLabError(f"the loss is {loss.item()} at step {step}")
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            progress.update()
-            if on_step is not None:
-                accuracy = (right / total.clamp(min=1)).tolist()
-                on_step({"step": step, "loss": loss.item(), "accuracy": accuracy})
+
+    def loss_of(batch: Batch) -> StepLoss:
+        hidden = features.batch(batch.indices, batch.ids)[0].float() * scale
+        with torch.autocast("cpu", torch.bfloat16, settings.bf16):
+            return unrolled_loss(head, target, batch, hidden, place_of, settings)
+
+    train_loop("eagle", head.parameters(), examples, settings, loss_of, on_step, quiet)
     head.fc.weight.data *= scale  # raw features from now on
     return head.eval()
 
@@ -171,29 +132,28 @@ def start_head(
 def unrolled_loss(
     head: EagleHead,
     target: Target,
-    ids: Tensor,
-    mask: Tensor,
+    batch: Batch,
     hidden: Tensor,
-    scores: Tensor,
     place_of: Tensor,
     settings: EagleTraining,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> StepLoss:
     """Weighted cross entropy of a batch, and right and counted drafts of each step.
 
     Args:
         head: in training.
         target: supplies the embedding.
-        ids: (B, S) texts; mask: (B, S) supervised tokens.
-        hidden: (B, S, 3*D) features; scores: (B, S) from which places are drawn.
+        batch: the texts.
+        hidden: (B, S, 3*D), their features.
         place_of: of `start_head`.
         settings: see `EagleTraining`.
     """
+    ids, mask = batch.ids, batch.mask
     embedding = embed(target.embedding_table.detach(), ids, torch.float32)
     outputs = head.unroll(hidden, embedding, settings.unroll)
     # A place counts if its first draft, two tokens on, is supervised.
     first = F.pad(mask[:, 2:], (0, 2))
     count = min(settings.places, ids.shape[1])
-    places = scores.masked_fill(~first, -1.0).topk(count, dim=1).indices  # (B, N)
+    places = batch.scores.masked_fill(~first, -1.0).topk(count, dim=1).indices  # (B, N)
     loss = weight = ids.new_zeros((), dtype=torch.float32)
     right, total = torch.zeros(settings.unroll), torch.zeros(settings.unroll)
     for k, output in enumerate(outputs, 1):
@@ -214,12 +174,6 @@ def unrolled_loss(
         hits = logits.detach().max(dim=-1).indices == labels
         right[k - 1], total[k - 1] = (hits & counts).sum(), counts.sum()
     return loss / weight.clamp(min=1), right, total
-
-
-def _schedule(share: float, warmup: float = 0.04) -> float:
-    if share < warmup:
-        return max(share, 1e-3) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup)))
 
 
 def _scale(features, examples: Sequence[Example], samples: int = 64) -> Tensor:
@@ -249,9 +203,9 @@ def accuracy_by_draft(
         ids, mask = collate(examples, [index])
         settings = EagleTraining(unroll=unroll, places=ids.shape[1])
         hidden = features.batch([index], ids)[0].float()
-        scores = torch.ones(ids.shape)
+        batch = Batch([index], ids, mask, torch.ones(ids.shape))
         _, hits, counted = unrolled_loss(
-            head, target, ids, mask, hidden, scores, place_of, settings
+            head, target, batch, hidden, place_of, settings
         )
         right, total = right + hits, total + counted
     return (right / total.clamp(min=1)).tolist()
@@ -268,8 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(asked) -> int:
     settings = settings_of(EagleTraining, asked)
-    if (settings.steps is None) == (settings.cpu_minutes is None):
-        raise DFlashLabError("give either --steps or --cpu-minutes, not both")
+    settings.check()
     pair, taught, held_out = load_asked(asked)
     taps = EagleConfig.for_target(pair.target.config).target_layer_ids
     store = asked.out.parent / f"{asked.out.name}-features"

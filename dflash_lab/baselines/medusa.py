@@ -62,21 +62,6 @@ class MedusaConfig:
         """`config.json` of a folder whose weights have this dtype."""
         return {"model_type": MODEL_TYPE, "dtype": dtype, **asdict(self)}
 
-    def check_target(self, target: Target) -> None:
-        """Refuse a target of another shape.
-
-        Raises:
-            DFlashLabError: naming both.
-        """
-        found = target.num_layers, target.hidden_size, target.vocab_size
-        wanted = self.num_target_layers, self.hidden_size, self.vocab_size
-        if found != wanted:
-            raise DFlashLabError(
-                f"the heads were trained for a target of {wanted} layers, width and "
-                f"vocabulary, this one has {found}; load the target they were trained "
-                "for, or train heads for this one"
-            )
-
 
 class MedusaHeads(nn.Module):
     """K-1 residual blocks over the target's last hidden state.

@@ -52,7 +52,13 @@ class Medusa:
         self.block_size = check_block_size(block_size, trained)
 
     def start(self, target: Target, batch_size: int, capacity: int) -> _MedusaSession:
-        self.heads.config.check_target(target)
+        config = self.heads.config
+        target.check_shape(
+            "a set of heads",
+            config.num_target_layers,
+            config.hidden_size,
+            config.vocab_size,
+        )
         return _MedusaSession(self.heads, target, batch_size)
 
 
@@ -107,8 +113,9 @@ class _MedusaSession:
 
 
 def _listen(target: Target) -> _LastHidden | _FusedLastHidden:
-    kind = _FusedLastHidden if isinstance(target, FusedTarget) else _LastHidden
-    return kind(target)
+    if isinstance(target, FusedTarget):
+        return _FusedLastHidden(target)
+    return _LastHidden(target)
 
 
 class _LastHidden:
@@ -125,6 +132,7 @@ class _LastHidden:
     def take(self) -> Tensor:
         """(B, T, D) of the last pass, which is then forgotten."""
         hidden, self._hidden = self._hidden, None
+        assert hidden is not None  # a pass came before
         return hidden
 
     def close(self) -> None:

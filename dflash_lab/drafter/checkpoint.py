@@ -9,13 +9,13 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Protocol
 
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dflash_lab.drafter.config import DFlashConfig
 from dflash_lab.errors import DFlashLabError
 
 
@@ -75,8 +75,15 @@ def read_checkpoint(folder: Path, wanted: dict[str, Tensor]) -> dict[str, Tensor
     return state
 
 
+class SavedConfig(Protocol):
+    """A config that is written beside weights."""
+
+    def to_dict(self, dtype: str) -> dict:
+        """`config.json` of a folder whose weights have this dtype."""
+
+
 def write_checkpoint(
-    folder: Path, config: DFlashConfig, state: dict[str, Tensor]
+    folder: Path, config: SavedConfig, state: dict[str, Tensor]
 ) -> None:
     """Write config and weights, each atomically."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -119,9 +119,8 @@ class DFlashAttention(nn.Module):
 class DFlashMLP(nn.Module):
     """SwiGLU feed-forward layer."""
 
-    def __init__(self, config: DFlashConfig):
+    def __init__(self, width: int, inner: int):
         super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
         self.gate_proj = nn.Linear(width, inner, bias=False)
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
@@ -136,7 +135,7 @@ class DFlashLayer(nn.Module):
     def __init__(self, config: DFlashConfig):
         super().__init__()
         self.self_attn = DFlashAttention(config)
-        self.mlp = DFlashMLP(config)
+        self.mlp = DFlashMLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 

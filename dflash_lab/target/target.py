@@ -68,6 +68,23 @@ class Target:
         self._windows = _windows_by_layer_type(self.config)
         self._cache_kwarg = cache_kwarg(model)
 
+    def check_shape(
+        self, what: str, num_target_layers: int, hidden_size: int, vocab_size: int
+    ) -> None:
+        """Refuse `what` if it was trained for a target of another shape.
+
+        Raises:
+            DFlashLabError: naming both shapes.
+        """
+        found = self.num_layers, self.hidden_size, self.vocab_size
+        wanted = num_target_layers, hidden_size, vocab_size
+        if found != wanted:
+            raise DFlashLabError(
+                f"{what} was trained for a target of {wanted} layers, width and "
+                f"vocabulary, this one has {found}; load the target it was trained "
+                "for, or train anew for this one"
+            )
+
     def new_cache(self, batch_size: int, capacity: int) -> PositionCache:
         """An empty cache for `batch_size` rows of `capacity` positions."""
         return PositionCache(batch_size, capacity)

@@ -122,7 +122,7 @@ def test_bad_budgets_and_starts_are_refused(deep):
     for options, word in (
         ({}, "either steps or cpu_minutes"),
         ({"steps": 1, "start": "warm"}, "choose target or fresh"),
-        ({"steps": 1, "places": 0}, "places 0 must be more"),
+        ({"steps": 1, "places": 0}, "places 0 must be 1 or more"),
         ({"steps": 1, "num_hidden_layers": 8}, "take 1 to 7"),
     ):
         with pytest.raises(DFlashLabError, match=word):

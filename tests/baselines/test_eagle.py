@@ -17,6 +17,7 @@ from dflash_lab.baselines.eagle_training import (
     train_eagle,
     unrolled_loss,
 )
+from dflash_lab.baselines.training_loop import Batch
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.speculative.generate import speculative_generate
 from dflash_lab.speculative.proposer import Plain
@@ -177,9 +178,8 @@ def test_the_loss_equals_its_plain_twin(deep):
     noise = torch.Generator().manual_seed(0)
     hidden = torch.randn(4, ids.shape[1], 96, generator=noise)
     scores = torch.rand(4, ids.shape[1], generator=noise)
-    loss, right, total = unrolled_loss(
-        head, deep, ids, mask, hidden, scores, place_of, settings
-    )
+    batch = Batch(range(4), ids, mask, scores)
+    loss, right, total = unrolled_loss(head, deep, batch, hidden, place_of, settings)
     first = torch.nn.functional.pad(mask[:, 2:], (0, 2))
     places = scores.masked_fill(~first, -1.0).topk(5, dim=1).indices.tolist()
     expected = plain_loss(head, deep, ids, mask, hidden, places, place_of, 4)
@@ -195,7 +195,9 @@ def test_a_head_learns_and_drafts_what_it_learnt(deep):
         deep,
         examples,
         OnlineFeatures(deep, taps),
-        EagleTraining(50, unroll=4, places=16, batch_size=4, steps=120),
+        EagleTraining(
+            draft_vocab_size=50, unroll=4, places=16, batch_size=4, steps=120
+        ),
         on_step=lines.append,
         quiet=True,
     )

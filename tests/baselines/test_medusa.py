@@ -19,6 +19,7 @@ from dflash_lab.baselines.medusa_training import (
     heads_loss,
     train_medusa,
 )
+from dflash_lab.baselines.training_loop import Batch
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.measure.methods import MethodSettings, make_method
 from dflash_lab.pairs.pair import Pair, load_pair
@@ -156,7 +157,8 @@ def test_training_pairs_rows_with_the_tokens_that_decoding_drafts(target):
     mask[1, 7:] = False  # a text that ends early
     hidden = torch.cat([head_inputs(target, row.tolist()) for row in ids])
     scores = torch.rand(ids.shape, generator=torch.Generator().manual_seed(0))
-    sums = heads_loss(heads, target, ids, mask, hidden, scores, num_anchors=50)
+    batch = Batch(range(len(ids)), ids, mask, scores)
+    sums = heads_loss(heads, target, batch, hidden, num_anchors=50)
     # Every row whose next token is an answer's, and known when the head drafts; the
     # first is the prompt's last row.
     places = [[2, 3, 4, 5, 6], [2, 3, 4], [2, 3, 4, 5, 6]]
@@ -164,7 +166,7 @@ def test_training_pairs_rows_with_the_tokens_that_decoding_drafts(target):
     assert sums.loss.item() == pytest.approx(total, rel=1e-4)
     assert sums.weight.item() == pytest.approx(weight, rel=1e-5)
     assert sums.right.tolist() == right and sums.total.tolist() == count
-    few = heads_loss(heads, target, ids, mask, hidden, scores, num_anchors=2)
+    few = heads_loss(heads, target, batch, hidden, num_anchors=2)
     assert few.total[0] == 6
 
 
@@ -300,7 +302,9 @@ def test_the_shipped_heads_draft_for_the_tiny_pair():
 
 def test_heads_learn_and_draft_what_they_learnt(target, tmp_path):
     examples = training_texts(target)
-    settings = MedusaTraining(5, 24, learning_rate=0.03, steps=400)
+    settings = MedusaTraining(
+        block_size=5, num_anchors=24, learning_rate=0.03, steps=400
+    )
     lines = []
     features = OnlineFeatures(target, (1,), with_head_inputs=True)
     heads = train_medusa(
@@ -329,12 +333,12 @@ def test_heads_learn_and_draft_what_they_learnt(target, tmp_path):
 def test_training_says_what_it_cannot_do(target):
     for options, words in (
         ({}, "either steps or cpu_minutes"),
-        ({"steps": 0}, "steps 0 must be 1"),
+        ({"steps": 0}, "steps 0 must be above 0"),
         ({"steps": 5, "num_anchors": 0}, "num_anchors 0"),
         ({"cpu_minutes": -1.0}, r"cpu_minutes -1\.0 must be above 0"),
     ):
         with pytest.raises(DFlashLabError, match=words):
-            MedusaTraining(**options)
+            MedusaTraining(**options).check()
     examples = training_texts(target, count=2)
     with pytest.raises(DFlashLabError, match="with_head_inputs=True"):
         bare = OnlineFeatures(target, (1,))
