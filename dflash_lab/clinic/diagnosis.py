@@ -59,7 +59,7 @@ class Examination:
         drafter: in the target's dtype.
         target: its target.
         examples: prompts with the target's greedy answers.
-        tau: that the loop measured on them, if it did.
+        tau: that the loop measured on them, nan if it did not.
 
     Raises:
         DFlashLabError: drafter and target do not fit.
@@ -70,7 +70,7 @@ class Examination:
         drafter: DFlashDraftModel,
         target: Target,
         examples: Sequence[Example],
-        tau: float | None = None,
+        tau: float = float("nan"),
     ):
         check_pair(drafter, target)
         self.drafter, self.target, self.tau = drafter, target, tau
@@ -149,6 +149,7 @@ class Examination:
         """
         ids, _ = collate(self.examples, range(len(self.examples)))
         bend = FAULTS[fault].on_batch
+        assert bend is not None  # those of `TRIED` bend a batch
         return self.drafts(lambda b: bend(b, self.drafter.config, ids)).score()
 
     def score_deaf(self) -> float:

@@ -80,7 +80,7 @@ class Process:
         """
         draw = torch.rand(ids.shape, generator=generator).to(ids.device)
         replaced = draw >= alpha
-        if self.kind == "absorbing":
+        if self.mask_token_id is not None and self.kind == "absorbing":
             return torch.where(replaced, self.mask_token_id, ids)
         other = torch.randint(self.size, ids.shape, generator=generator)
         return torch.where(replaced, other.to(ids.device), ids)

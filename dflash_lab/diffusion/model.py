@@ -78,6 +78,7 @@ class TextModel(nn.Module):
         self, config: TextModelConfig, generator: torch.Generator | None = None
     ):
         super().__init__()
+        self.frequencies: Tensor
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.width)
         self.layers = nn.ModuleList(_Layer(config) for _ in range(config.layers))

@@ -115,6 +115,8 @@ class Objective(nn.Module):
         chunk: int = 512,
     ):
         super().__init__()
+        self.scale: Tensor
+        self.decay: Tensor
         self.drafter, self.kind, self.chunk = drafter, kind, chunk
         self._pass = drafter.forward
         # In a tuple, so that they are neither parameters nor part of a state dict.

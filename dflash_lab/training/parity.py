@@ -90,11 +90,12 @@ def check_masks(batch: TrainingBatch, pipeline: Pipeline) -> Check:
     context = block = torch.zeros((), dtype=torch.bool)
     ahead = torch.zeros((), dtype=torch.bool)
     for kind, mask in batch.masks.items():
-        if isinstance(mask, SplitMask):
-            wrong = (mask.context ^ right[kind].context)[:, None]
-            wrong_block = mask.block ^ right[kind].block
-        elif isinstance(mask, Tensor):
-            wrong, wrong_block = (mask ^ right[kind]).split(
+        rule = right[kind]
+        if isinstance(mask, SplitMask) and isinstance(rule, SplitMask):
+            wrong = (mask.context ^ rule.context)[:, None]
+            wrong_block = mask.block ^ rule.block
+        elif isinstance(mask, Tensor) and isinstance(rule, Tensor):
+            wrong, wrong_block = (mask ^ rule).split(
                 [length, mask.shape[-1] - length], dim=-1
             )
         else:
@@ -159,7 +160,9 @@ def check_features(
             positions = torch.arange(length)[None]
             cache = target.new_cache(1, length)
             target.forward(ids[row : row + 1, :length], positions, cache)
-            decoded = tap.take()[0].float()
+            tapped = tap.take()
+            assert tapped is not None  # layers are tapped
+            decoded = tapped[0].float()
             trained = batch.target_hidden[row, :length].float()
             gap = (trained - decoded).norm() / decoded.norm()
             worst = max(worst, float(gap))

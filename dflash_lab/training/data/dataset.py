@@ -80,7 +80,8 @@ class BatchPlan:
         self.lengths = np.asarray(lengths)
         self.batch_size, self.seed = batch_size, seed
         self.steps_per_epoch = -(-len(self.lengths) // batch_size)
-        self._epoch, self._batches = -1, []
+        self._epoch = -1
+        self._batches: list[list[int]] = []
 
     def batch(self, step: int) -> tuple[int, list[int]]:
         """Epoch and text indices of a step, counted from 0."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dflash_lab.conditioning.masks import block_position_ids
+from dflash_lab.conditioning.masks import Mask, block_position_ids
 from dflash_lab.drafter.config import DFlashConfig
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.training.data.batch import TrainingBatch
@@ -69,7 +69,7 @@ def _see_context_until(extra: int):
         valid = batch.blocks.valid.repeat_interleave(size, dim=1)
         column = torch.arange(length, device=anchors.device)
         sees = (column < anchors[..., None] + extra) & valid[..., None]
-        masks = {}
+        masks: dict[str, Mask] = {}
         for kind, mask in batch.masks.items():
             changed = _boolean(mask).clone()
             changed[:, 0, :, :length] |= sees
@@ -88,7 +88,7 @@ def _causal_block(batch: TrainingBatch, config: DFlashConfig, ids: Tensor):
     rows = batch.blocks.anchor_positions.shape[1] * size
     offset = torch.arange(rows, device=batch.position_ids.device) % size
     past = offset[None, :] <= offset[:, None]
-    masks = {}
+    masks: dict[str, Mask] = {}
     for kind, mask in batch.masks.items():
         changed = _boolean(mask).clone()
         changed[:, 0, :, length:] &= past
@@ -133,7 +133,7 @@ def _off_policy(examples: Sequence[Example]) -> list[Example]:
     ]
 
 
-def _boolean(mask: Tensor) -> Tensor:
+def _boolean(mask: Mask) -> Tensor:
     if not isinstance(mask, Tensor):
         raise DFlashLabError(
             "faults change boolean masks; train them with attention: sdpa"

@@ -64,9 +64,10 @@ class OnlineFeatures:
             output = model.base_model(
                 input_ids=input_ids.to(self.target.device), use_cache=False
             )
-            hidden = tap.take().bfloat16()
+            hidden = tap.take()
+        assert hidden is not None  # layers are tapped
         last = output.last_hidden_state.bfloat16() if self.with_head_inputs else None
-        return hidden, last
+        return hidden.bfloat16(), last
 
 
 class OfflineFeatures:

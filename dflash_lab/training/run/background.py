@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from dflash_lab.errors import DFlashLabError
 
@@ -38,7 +39,7 @@ class BackgroundRun:
         self.on_change = on_change or (lambda: None)
         self._train = train
         self._stop = threading.Event()
-        self._result = None
+        self._result: Any = None
         self._error: BaseException | None = None
         # A kernel that is shut down must not wait; checkpoints are whole at any time.
         self._thread = threading.Thread(target=self._work, daemon=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -65,7 +66,7 @@ def interrupts(ask: Callable[[], None]):
     Outside the main thread (some notebooks) signals cannot be caught and nothing is
     changed.
     """
-    before = {}
+    before: dict[signal.Signals, Any] = {}
 
     def restore() -> None:
         for number, handler in before.items():
