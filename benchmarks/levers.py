@@ -49,7 +49,7 @@ ATTEMPTS = {
     "base": ("2 layers, K=8, 32 anchors, ce with decay", {}),
     "repeat": ("the same with another seed: the noise of one run", {"seed": 1}),
     "dpace": ("D-PACE weights", {"objective": {"loss": "dpace"}}),
-    "kl": ("the target's whole law", {"objective": {"loss": "kl"}}),
+    "kl": ("the target's whole distribution", {"objective": {"loss": "kl"}}),
     "anchors_64": (
         "64 anchors a text, 8 texts",
         {"data": {"num_anchors": 64, "batch_size": 8}},

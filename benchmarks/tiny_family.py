@@ -41,7 +41,7 @@ MEMBERS = {
     "features-5": ("5 target layers as context", ["drafter.num_features=5"]),
     "loss-uniform": ("all slots weigh the same", ["objective.gamma=1e9"]),
     "shown-slots": ("some slots shown in half of the blocks", ["data.reveal=0.5"]),
-    "loss-kl": ("the target's whole law", ["objective.loss=kl"]),
+    "loss-kl": ("the target's whole distribution", ["objective.loss=kl"]),
     "loss-dpace": ("D-PACE weights", ["objective.loss=dpace"]),
 } | {
     f"fault-{name.replace('_', '-')}": (fault.what, [f"faults=[{name}]"])

@@ -46,12 +46,12 @@ def block_mask(anchors, valid, context_length, block_size, causal, window):
     return mask
 
 
-def accept(drafts, picks):
-    """How many leading drafts equal the picks, and the pick behind them."""
+def accept(drafts, choices):
+    """How many leading drafts equal the choices, and the pick behind them."""
     count = 0
-    while count < len(drafts) and drafts[count] == picks[count]:
+    while count < len(drafts) and drafts[count] == choices[count]:
         count += 1
-    return count, picks[count]
+    return count, choices[count]
 
 
 def decayed_loss(logits, labels, mask, gamma):
@@ -213,9 +213,9 @@ def posterior_by_counting(process, early, late, x0, xt, xs):
     return walks[xs] / sum(walks) if sum(walks) > 0 else 0.0
 
 
-def orders_law(denoiser, size, length, mask_token_id):
-    """Law of texts written one token a pass, the place drawn among those left."""
-    law = torch.zeros(size**length, dtype=torch.float64)
+def orders_distribution(denoiser, size, length, mask_token_id):
+    """Chances of texts written one token a pass, at a place drawn among those left."""
+    chances = torch.zeros(size**length, dtype=torch.float64)
 
     def write(ids, chance):
         open_places = [i for i, token in enumerate(ids) if token == mask_token_id]
@@ -223,15 +223,15 @@ def orders_law(denoiser, size, length, mask_token_id):
             row = 0
             for token in ids:
                 row = row * size + token
-            law[row] += chance
+            chances[row] += chance
             return
-        laws = denoiser(torch.tensor([ids]))[0]
+        probs = denoiser(torch.tensor([ids]))[0]
         for place in open_places:
             for token in range(size):
-                share = float(laws[place, token])
+                share = float(probs[place, token])
                 if share > 0:
                     after = [*ids[:place], token, *ids[place + 1 :]]
                     write(after, chance * share / len(open_places))
 
     write([mask_token_id] * length, 1.0)
-    return law
+    return chances

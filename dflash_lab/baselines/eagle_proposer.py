@@ -21,7 +21,7 @@ from dflash_lab.speculative.sampling import (
     STREAM_DRAFT,
     check_finite,
     gumbel_noise,
-    gumbel_pick,
+    gumbel_sample,
     most_likely,
     warped_log_probs,
 )
@@ -72,20 +72,20 @@ class _EagleSession:
         hidden = torch.cat([self._catch_up(row, t) for row, t in enumerate(texts)])
         start = torch.tensor([[len(text) - 1] for text in texts])
         drawn = sampling.rule == "speculative" and not sampling.greedy
-        tokens, laws, confidence = [], [], []
+        tokens, drawn_from, confidence = [], [], []
         for step in range(num_drafts):
             scores = self.head.logits(hidden)[:, 0]  # (B, V')
             check_finite(scores, "drafter")
             if drawn:
-                law = self._widen(warped_log_probs(scores, sampling))[:, None]
+                log_probs = self._widen(warped_log_probs(scores, sampling))[:, None]
                 noise = gumbel_noise(
-                    seeds.to(law.device),
-                    (start + 1 + step).to(law.device),
-                    law.shape[-1],
+                    seeds.to(log_probs.device),
+                    (start + 1 + step).to(log_probs.device),
+                    log_probs.shape[-1],
                     STREAM_DRAFT,
                 )
-                token = gumbel_pick(law, noise)[:, 0]
-                laws.append(law)
+                token = gumbel_sample(log_probs, noise)[:, 0]
+                drawn_from.append(log_probs)
             else:
                 token = self.head.draft_ids[most_likely(scores)]
             tokens.append(token)
@@ -97,7 +97,7 @@ class _EagleSession:
         return Proposal(
             torch.stack(tokens, dim=1),
             counts,
-            torch.cat(laws, dim=1) if drawn else None,
+            torch.cat(drawn_from, dim=1) if drawn else None,
             torch.stack(confidence, dim=1) if details else None,
         )
 

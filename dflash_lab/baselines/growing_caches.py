@@ -63,13 +63,13 @@ def generate_with_growing_caches(
         block = torch.cat([anchor, drafts], dim=1)
         length = cache.get_seq_length()
         logits, states = _verify(model, drafter, block, cache)
-        picks = logits[0].argmax(dim=-1)
-        wrong = (drafts[0] != picks[:-1]).nonzero()
+        choices = logits[0].argmax(dim=-1)
+        wrong = (drafts[0] != choices[:-1]).nonzero()
         accepted = int(wrong[0]) if len(wrong) else drafts.shape[1]
         _crop(cache, length + accepted + 1)
         features = states[:, : accepted + 1]
         before = len(output)
-        for token in picks[: accepted + 1].tolist():
+        for token in choices[: accepted + 1].tolist():
             output.append(token)
             if finished():
                 break

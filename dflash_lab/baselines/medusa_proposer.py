@@ -23,7 +23,7 @@ from dflash_lab.speculative.sampling import (
     STREAM_DRAFT,
     check_finite,
     gumbel_noise,
-    gumbel_pick,
+    gumbel_sample,
     most_likely,
     warped_log_probs,
 )
@@ -94,7 +94,7 @@ class _MedusaSession:
             noise = gumbel_noise(
                 seeds.to(logits.device), positions, logits.shape[-1], STREAM_DRAFT
             )
-            tokens = gumbel_pick(log_probs, noise)
+            tokens = gumbel_sample(log_probs, noise)
         else:
             tokens = most_likely(logits)
         if details:

@@ -152,9 +152,9 @@ class Examination:
         assert bend is not None  # those of `TRIED` bend a batch
         return self.drafts(lambda b: bend(b, self.drafter.config, ids)).score()
 
-    def score_deaf(self) -> float:
+    def score_without_features(self) -> float:
         """Tokens a cycle from a random place, with all features zeroed."""
-        return self.drafts(_deaf).score()
+        return self.drafts(_without_features).score()
 
     def score_moved(self, offset: int) -> float | None:
         """The same with the features of layers so far away; None if there are none."""
@@ -245,7 +245,7 @@ def _walk_check(examination: Examination, clean: _Drafts) -> Check:
 
 
 def _feature_check(examination: Examination, score: float) -> Check:
-    deaf = examination.score_deaf()
+    deaf = examination.score_without_features()
     return Check(
         "features matter",
         deaf < score - 0.02,
@@ -271,7 +271,7 @@ def _rope_check(examination: Examination) -> Check:
     )
 
 
-def _deaf(batch: TrainingBatch) -> TrainingBatch:
+def _without_features(batch: TrainingBatch) -> TrainingBatch:
     return replace(batch, target_hidden=torch.zeros_like(batch.target_hidden))
 
 

@@ -93,7 +93,7 @@ def examine_patient(
         load_member(member), pair.target, prompts, pair.stop_token_ids, max_new_tokens
     )
     drafts = examination.drafts()
-    under = {"features_zeroed": examination.score_deaf()}
+    under = {"features_zeroed": examination.score_without_features()}
     under |= {fault: examination.score_under(fault) for fault in TRIED}
     for where, offset in (("layers_before", -1), ("layers_after", 1)):
         moved = examination.score_moved(offset)

@@ -48,12 +48,12 @@ class Process:
             )
 
     def noise(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(M,) law of a token that is all noise."""
+        """(M,) distribution of a token that is all noise."""
         if self.kind == "uniform":
             return torch.full((self.size,), 1 / self.size, dtype=dtype)
-        law = torch.zeros(self.size, dtype=dtype)
-        law[self.mask_token_id] = 1
-        return law
+        probs = torch.zeros(self.size, dtype=dtype)
+        probs[self.mask_token_id] = 1
+        return probs
 
     def matrix(self, kept: float, dtype: torch.dtype = torch.float64) -> Tensor:
         """(M, M) chances of going from row to column.
@@ -86,7 +86,7 @@ class Process:
         return torch.where(replaced, other.to(ids.device), ids)
 
     def posterior(self, alpha_s: float, alpha_t: float) -> Tensor:
-        """Law of a token at time s < t, given it at time t and in the text.
+        """Distribution of a token at time s < t, given it at time t and in the text.
 
         Bayes' rule: q(x_s | x_t, x_0) = q(x_t | x_s) q(x_s | x_0) / q(x_t | x_0).
 

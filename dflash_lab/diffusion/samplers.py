@@ -40,8 +40,8 @@ def draw(logits: Tensor, generator: torch.Generator, greedy: bool = False) -> Te
     """One token per place: logits (..., V) -> ids (...)."""
     if greedy:
         return logits.argmax(-1)
-    laws = logits.float().softmax(-1)
-    flat = torch.multinomial(laws.flatten(0, -2).cpu(), 1, generator=generator)
+    probs = logits.float().softmax(-1)
+    flat = torch.multinomial(probs.flatten(0, -2).cpu(), 1, generator=generator)
     return flat.view(logits.shape[:-1]).to(logits.device)
 
 
@@ -139,8 +139,8 @@ def fill_masks(
         if order == "random":
             score = torch.rand(ids.shape, generator=generator)
         else:
-            laws = logits.float().softmax(-1)
-            score = laws.gather(-1, tokens[..., None])[..., 0]
+            probs = logits.float().softmax(-1)
+            score = probs.gather(-1, tokens[..., None])[..., 0]
         score = score.masked_fill(ids != mask_token_id, -1.0)
         chosen = score.topk(count, dim=-1).indices
         ids = ids.scatter(-1, chosen, tokens.gather(-1, chosen))

@@ -1,9 +1,9 @@
 """Spaces so small that nothing needs sampling: exact likelihoods, exact bounds.
 
-A denoiser here is any function from noisy texts to laws over clean tokens, one law per
-place. From it and a forward process follow a reverse chain, whose likelihood is a
-product of matrices over all M**S texts, and its evidence lower bound (ELBO), a sum over
-the same texts. So the theory can be checked to the last digit.
+A denoiser here is any function from noisy texts to distributions over clean tokens, one
+distribution per place. From it and a forward process follow a reverse chain, whose
+likelihood is a product of matrices over all M**S texts, and its evidence lower bound
+(ELBO), a sum over the same texts. So the theory can be checked to the last digit.
 
 Leaves out: everything that scales. A text of 4 tokens with 4 states is 256 texts.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from dflash_lab.diffusion.forward import Process
 from dflash_lab.errors import DFlashLabError
 
-# (N, S) noisy ids -> (N, S, M) laws over clean tokens.
+# (N, S) noisy ids -> (N, S, M) distributions over clean tokens.
 Denoiser = Callable[[Tensor], Tensor]
 
 MOST_TEXTS = 4096
@@ -36,11 +36,11 @@ def all_texts(size: int, length: int) -> Tensor:
     return torch.tensor(list(itertools.product(range(size), repeat=length)))
 
 
-def _product(laws: Tensor, texts: Tensor) -> Tensor:
-    """Chance of each text where places are independent: laws (N, S, M) -> (N, M**S)."""
-    found = torch.ones(len(laws), len(texts), dtype=laws.dtype)
+def _product(probs: Tensor, texts: Tensor) -> Tensor:
+    """(N, S, M) distributions of independent places -> (N, M**S) chances of texts."""
+    found = torch.ones(len(probs), len(texts), dtype=probs.dtype)
     for place in range(texts.shape[1]):
-        found = found * laws[:, place, texts[:, place]]
+        found = found * probs[:, place, texts[:, place]]
     return found
 
 
@@ -51,7 +51,7 @@ def reverse_kernels(
 
     Args:
         process: the forward process.
-        denoiser: laws over clean tokens.
+        denoiser: distributions over clean tokens.
         length: tokens S of a text.
         alphas: shares of clean tokens on the time grid, from 1 down to 0.
 
@@ -66,20 +66,20 @@ def reverse_kernels(
         posterior = process.posterior(alphas[later - 1], alphas[later])
         # p(x_s | x_t) = sum over x_0 of p(x_0 | x_t) q(x_s | x_t, x_0), for each place
         pairs = posterior[:, texts]  # (x_0, N, S, x_s)
-        laws = torch.einsum("nsx,xnsy->nsy", clean, pairs)
+        probs = torch.einsum("nsx,xnsy->nsy", clean, pairs)
         # Where the denoiser bets on texts that cannot have led here, share the rest.
-        laws = laws / laws.sum(-1, keepdim=True).clamp(min=1e-300)
-        kernels.append(_product(laws, texts))
+        probs = probs / probs.sum(-1, keepdim=True).clamp(min=1e-300)
+        kernels.append(_product(probs, texts))
     return kernels
 
 
 def exact_law(process: Process, kernels: Sequence[Tensor], length: int) -> Tensor:
     """(M**S,) chances with which the reverse chain writes each text."""
     texts = all_texts(process.size, length)
-    law = _product(process.noise(torch.float64).expand(1, length, -1), texts)[0]
+    probs = _product(process.noise(torch.float64).expand(1, length, -1), texts)[0]
     for kernel in kernels:
-        law = law @ kernel
-    return law
+        probs = probs @ kernel
+    return probs
 
 
 def exact_elbo(
@@ -139,30 +139,32 @@ def masked_elbo(denoiser: Denoiser, text: Sequence[int], mask_token_id: int) -> 
             continue
         weight = math.factorial(m - 1) * math.factorial(length - m)
         noisy = torch.where(hidden, mask_token_id, clean)
-        laws = denoiser(noisy[None])[0].double()  # (S, M)
-        chosen = laws[torch.arange(length), clean][hidden]
+        probs = denoiser(noisy[None])[0].double()  # (S, M)
+        chosen = probs[torch.arange(length), clean][hidden]
         total += weight / math.factorial(length) * float(chosen.log().sum())
     return total
 
 
-def ideal_denoiser(law: Tensor, size: int, length: int, mask_token_id: int) -> Denoiser:
-    """The best possible denoiser of masked texts, for a known law over texts.
+def ideal_denoiser(
+    probs: Tensor, size: int, length: int, mask_token_id: int
+) -> Denoiser:
+    """The best possible denoiser of masked texts, for a known distribution over texts.
 
     Args:
-        law: (M**S,) chances of all texts; texts with a mask have none.
+        distribution: (M**S,) chances of all texts; texts with a mask have none.
         size: states M.
         length: tokens S.
         mask_token_id: the mask's state.
 
     Returns:
-        A denoiser that gives, for each place, the law of its token given all tokens
-        that are not masked.
+        A denoiser that gives, for each place, the distribution of its token given all
+        tokens that are not masked.
     """
     texts = all_texts(size, length)
 
     def denoise(noisy: Tensor) -> Tensor:
         fits = (noisy[:, None] == texts) | (noisy[:, None] == mask_token_id)
-        weights = fits.all(-1) * law.double()  # (N, M**S)
+        weights = fits.all(-1) * probs.double()  # (N, M**S)
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
         tokens = torch.nn.functional.one_hot(texts, size).double()  # (M**S, S, M)
         return torch.einsum("nt,tsm->nsm", weights, tokens)

@@ -7,7 +7,8 @@ criteria. The usual warpers, end-of-text tokens and length limits go to the fast
 any other processor or criterion is applied exactly, token by token, by the host loop.
 
 Two traps of `generate`. It does not pass a streamer on: give it to `custom_generate`
-instead. And what it samples with `do_sample=True` follows the same law as without us,
+instead. And what it samples with `do_sample=True` follows the same distribution as
+without us,
 but the draws are ours: position-keyed noise, seeded from torch's default generator.
 
 Leaves out: beam search, contrastive search, encoder-decoder models, hidden states and

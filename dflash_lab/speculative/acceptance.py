@@ -1,10 +1,10 @@
 """The verification rules: how much of a draft becomes text.
 
-Both rules leave the target's law untouched, whatever the drafter says.
+Both rules leave the target's distribution untouched, whatever the drafter says.
 
-* `accept_matching`: the target picks its own token at every row, greedy or sampled,
-  and drafts count as long as they equal the picks. Every emitted token is a pick of the
-  target, so only the speed depends on the drafter.
+* `accept_matching`: the target samples its own token at every row, greedy or sampled,
+  and drafts count as long as they equal the choices. Every emitted token is a choice of
+  the target, so only the speed depends on the drafter.
 * `accept_speculatively`: the drafter samples from q, and a draft x is kept with
   probability min(1, p(x) / q(x)); the first rejected one is replaced by a draw from the
   normalised excess max(p - q, 0) (Leviathan et al. 2023; Chen et al. 2023). Slots are
@@ -31,7 +31,7 @@ class Verdict:
         next_token: (B,) int64, the target's own token behind them (bonus token).
         target_tokens: (B, G+1) int64, the target's token at every row; -1 where the
             rule draws none (speculative sampling past the first rejection).
-        next_probs: (B, V), the law `next_token` was drawn from; None under
+        next_probs: (B, V), the distribution `next_token` was drawn from; None under
             `accept_matching`.
     """
 
@@ -49,11 +49,11 @@ def leading_true(matches: Tensor) -> Tensor:
 def accept_matching(
     draft_tokens: Tensor, target_tokens: Tensor, num_drafts: Tensor | None = None
 ) -> Verdict:
-    """Keep drafts up to the first that differs from the target's own pick.
+    """Keep drafts up to the first that differs from the target's own choice.
 
     Args:
         draft_tokens: (B, G) int64.
-        target_tokens: (B, G+1) int64; column j is the target's pick for the place of
+        target_tokens: (B, G+1) int64; column j is the target's choice for the place of
             draft j, the last one follows all drafts.
         num_drafts: (B,) int64, real drafts of each row; the rest is padding.
     """
@@ -75,8 +75,9 @@ def accept_speculatively(
 
     Args:
         draft_tokens: (B, G) int64, each drawn from its own row of `draft_log_probs`.
-        draft_log_probs: (B, G, V), the very law the drafts were drawn from; None for
-            drafts that were not drawn (argmax, lookup), whose law is one-hot.
+        draft_log_probs: (B, G, V), the very distribution the drafts were drawn from;
+            None for drafts that were not drawn (argmax, lookup), whose distribution is
+            one-hot.
         target_log_probs: (B, G+1, V), normalised, after all warpers.
         coins: (B, G), uniform in (0, 1).
         noise: (B, V), Gumbel noise for the replacement.
@@ -109,8 +110,8 @@ def accept_speculatively(
 
     slots = torch.arange(target_probs.shape[1], device=draft_tokens.device)
     drafts = torch.nn.functional.pad(draft_tokens, (0, 1), value=-1)
-    picks = torch.where(slots == accepted[:, None], next_token[:, None], drafts)
-    target_tokens = picks.masked_fill(slots > accepted[:, None], -1)
+    choices = torch.where(slots == accepted[:, None], next_token[:, None], drafts)
+    target_tokens = choices.masked_fill(slots > accepted[:, None], -1)
     return Verdict(accepted, next_token, target_tokens, next_probs)
 
 

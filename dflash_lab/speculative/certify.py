@@ -78,8 +78,9 @@ def certify(
     sampling = sampling or Sampling()
     if not sampling.greedy and sampling.rule != "match":
         raise DFlashLabError(
-            f"text sampled under the rule {sampling.rule!r} follows the target's law, "
-            "not its draws; only rule 'match' can be compared token by token"
+            f"text sampled under the rule {sampling.rule!r} follows the target's "
+            "distribution, not its draws; only rule 'match' can be compared token by "
+            "token"
         )
     seed = torch.tensor([sampling.seed])
     cache = target.new_cache(1, len(prompt) + len(output))

@@ -37,7 +37,7 @@ from dflash_lab.speculative.sampling import (
     STREAM_TARGET,
     check_finite,
     gumbel_noise,
-    pick_tokens,
+    sample_tokens,
     uniform_noise,
     warped_log_probs,
 )
@@ -91,7 +91,7 @@ class HostLoop:
             torch.tensor([row.prompt]), positions, self.cache, which, logits_to_keep=1
         )
         scores = self._process(logits, [row.prompt], [[]], [0])
-        token = pick_tokens(
+        token = sample_tokens(
             scores, torch.tensor([[length]]), self.sampling, self.seeds[which]
         )
         self.session.observe(self.tap.take(), positions, which)
@@ -165,8 +165,8 @@ class HostLoop:
     ) -> Verdict:
         drafts = proposal.tokens.to(logits.device)
         if self.sampling.rule == "match" or self.sampling.greedy:
-            picks = pick_tokens(logits, positions, self.sampling, self.seeds)
-            return accept_matching(drafts, picks, num_drafts)
+            choices = sample_tokens(logits, positions, self.sampling, self.seeds)
+            return accept_matching(drafts, choices, num_drafts)
         check_finite(logits)
         seeds = self.seeds.to(logits.device)
         positions = positions.to(logits.device)
@@ -221,7 +221,7 @@ class HostLoop:
     def _record(
         self, start, proposal, num_drafts, verdict, kept, clock, logits
     ) -> None:
-        drafts, picks = proposal.tokens.tolist(), verdict.target_tokens.tolist()
+        drafts, choices = proposal.tokens.tolist(), verdict.target_tokens.tolist()
         share = 1e3 / len(self.active)
         draft_s, verify_s, other_s, observe_s = (
             after - before for before, after in itertools.pairwise(clock)
@@ -237,7 +237,7 @@ class HostLoop:
                     start=int(start[b]),
                     acceptance_length=kept[b],
                     draft_tokens=drafts[b][:count],
-                    target_tokens=picks[b][: count + 1],
+                    target_tokens=choices[b][: count + 1],
                     accepted=[j < added for j in range(count)],
                     draft_ms=(draft_s + observe_s) * share,
                     verify_ms=verify_s * share,

@@ -28,7 +28,7 @@ from dflash_lab.speculative.sampling import (
     Sampling,
     check_finite,
     gumbel_noise,
-    gumbel_pick,
+    gumbel_sample,
     most_likely,
     warped_log_probs,
 )
@@ -43,8 +43,8 @@ class Proposal:
     Attributes:
         tokens: (B, G) int64, padded where a row drafts less.
         num_drafts: (B,) int64 on the CPU, real drafts of each row.
-        log_probs: (B, G, V), the law the drafts were drawn from; None if they were
-            not drawn.
+        log_probs: (B, G, V), the distribution the drafts were drawn from; None if they
+            were not drawn.
         confidence: (B, G), the drafter's probability of each draft, where asked for.
     """
 
@@ -197,7 +197,7 @@ class DFlashSession:
             size = logits.shape[-1]
             noise = gumbel_noise(seeds, positions, size, STREAM_DRAFT)
             log_probs = warped_log_probs(logits, sampling)
-            tokens = gumbel_pick(log_probs, noise)
+            tokens = gumbel_sample(log_probs, noise)
         else:
             tokens = most_likely(logits)
         if details:

@@ -26,7 +26,7 @@ RULES = ("match", "speculative")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the target picks its tokens, and how drafts are judged.
+    """How the target chooses its tokens, and how drafts are judged.
 
     Args:
         temperature: 0 for greedy decoding, otherwise the divisor of the logits.
@@ -36,7 +36,7 @@ class Sampling:
             the text of plain decoding.
         rule: `match` accepts a draft that equals the target's own sample;
             `speculative` lets the drafter sample too and accepts with min(1, p / q),
-            which keeps the target's law but not plain decoding's draws. Greedy
+            which keeps the target's distribution but not plain decoding's draws. Greedy
             decoding is the same under both.
 
     Raises:
@@ -81,7 +81,7 @@ def warped_log_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """Log-probabilities after temperature, top-k and top-p, in that order.
 
     The order and the treatment of ties are those of `transformers`' warpers, so that
-    the law is the one of `generate`.
+    the distribution is the one of `generate`.
 
     Args:
         logits: (..., V), any float dtype.
@@ -136,12 +136,12 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, size: int, stream: int) -> Te
     return uniform_noise(seeds, positions, size, stream).log_().neg_().log_().neg_()
 
 
-def gumbel_pick(log_probs: Tensor, noise: Tensor) -> Tensor:
+def gumbel_sample(log_probs: Tensor, noise: Tensor) -> Tensor:
     """Tokens drawn by the Gumbel-max trick: (..., V) and (..., V) -> (...) int64."""
     return (log_probs + noise).argmax(dim=-1)
 
 
-def inverse_cdf_pick(log_probs: Tensor, uniform: Tensor) -> Tensor:
+def inverse_cdf_sample(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """Tokens drawn with one uniform number each: (..., V) and (...) -> (...) int64.
 
     Cheaper than a whole row of Gumbel noise, for writing corpora in large batches.
@@ -152,7 +152,7 @@ def inverse_cdf_pick(log_probs: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(mass, threshold, right=True)[..., 0]
 
 
-def pick_tokens(
+def sample_tokens(
     logits: Tensor, positions: Tensor, sampling: Sampling, seeds: Tensor
 ) -> Tensor:
     """The target's own choice at every row, greedy or sampled.
@@ -170,20 +170,20 @@ def pick_tokens(
         DFlashLabError: NaN among the logits.
     """
     check_finite(logits)
-    return choose_tokens(logits, positions, sampling, seeds)
+    return sample_tokens_unchecked(logits, positions, sampling, seeds)
 
 
-def choose_tokens(
+def sample_tokens_unchecked(
     logits: Tensor, positions: Tensor, sampling: Sampling, seeds: Tensor
 ) -> Tensor:
-    """`pick_tokens` without the look at the logits, for which a device would wait."""
+    """`sample_tokens` without the look at the logits, for which a device would wait."""
     if sampling.greedy:
         return most_likely(logits)
     positions = positions.to(logits.device)
     noise = gumbel_noise(
         seeds.to(logits.device), positions, logits.shape[-1], STREAM_TARGET
     )
-    return gumbel_pick(warped_log_probs(logits, sampling), noise)
+    return gumbel_sample(warped_log_probs(logits, sampling), noise)
 
 
 def most_likely(logits: Tensor) -> Tensor:

@@ -31,14 +31,14 @@ from dflash_lab.speculative.generation import (
 from dflash_lab.speculative.proposer import DFlash, Plain
 from dflash_lab.speculative.sampling import (
     Sampling,
-    choose_tokens,
     most_likely,
-    pick_tokens,
+    sample_tokens,
+    sample_tokens_unchecked,
 )
 from dflash_lab.target.fused import FusedDrafter, FusedTarget
 from dflash_lab.target.target import Target
 
-# Columns of a report before the drafts and the picks.
+# Columns of a report before the drafts and the choices.
 START, ACCEPTED, KEPT, BROKEN, DRAFTED = range(5)
 COLUMNS = 5
 BROKEN_TARGET, BROKEN_DRAFTER = 1, 2
@@ -65,7 +65,7 @@ class StaticLoop:
         last: (B,) int64, position of the last token that a row may have.
         done: (B,) bool.
         report: (B, 5 + 2K - 1) int64: anchor before the cycle, accepted drafts, tokens
-            kept, whose logits held NaN, real drafts, then K-1 drafts and K picks.
+            kept, whose logits held NaN, real drafts, then K-1 drafts and K choices.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class StaticLoop:
             positions = start + torch.arange(size)[None]
             logits = self._prefill_pass(ids, positions, which, kept, chunk is not None)
         position = torch.tensor([[length]], device=device)
-        token = pick_tokens(logits, position, self.sampling, self.seeds[which])
+        token = sample_tokens(logits, position, self.sampling, self.seeds[which])
         self.text[place, :length] = torch.tensor(row.prompt, device=device)
         self.text[place, length] = token[0, 0]
         self.anchor[place] = length
@@ -212,23 +212,23 @@ class StaticLoop:
 
     def settle(self, drafts: Tensor, broken: Tensor, logits: Tensor) -> None:
         """Accept, stop, append to the text, and report."""
-        places = self.positions() + 1  # of the picks
-        picks = choose_tokens(logits, places, self.sampling, self.seeds)
+        places = self.positions() + 1  # of the choices
+        choices = sample_tokens_unchecked(logits, places, self.sampling, self.seeds)
         limit = drafts_that_fit(self.last - self.anchor, self.block_size)
         if self.session is None:
             limit = torch.zeros_like(limit)
-        accepted = accept_matching(drafts, picks, limit).accepted
+        accepted = accept_matching(drafts, choices, limit).accepted
         emitted = self.offset <= accepted[:, None]
-        stops = emitted & (picks[..., None] == self.stop_ids).any(dim=-1)
+        stops = emitted & (choices[..., None] == self.stop_ids).any(dim=-1)
         # Tokens up to and with the first stop token; K + 1 if there is none.
         size = self.block_size
         until_stop = (size + 1 - stops * (size - self.offset)).amin(dim=1)
         kept = torch.minimum(accepted + 1, until_stop)
         # Not torch.where: its scalars are tensors of the host, which no graph takes.
         kept = kept.masked_fill(self.done, 0)
-        # Every pick is written; what is not kept is junk and written again.
+        # Every choice is written; what is not kept is junk and written again.
         old = self.text.gather(1, places)
-        self.text.scatter_(1, places, torch.where(self.done[:, None], old, picks))
+        self.text.scatter_(1, places, torch.where(self.done[:, None], old, choices))
         start = self.anchor.clone()
         self.anchor.add_(kept)
         self.done.logical_or_(stops.any(dim=1) | (self.anchor >= self.last))
@@ -236,7 +236,7 @@ class StaticLoop:
         broken = broken.masked_fill(_any_nan(logits), BROKEN_TARGET)
         columns = (start, accepted, kept, broken, limit)
         head = torch.stack([column.long() for column in columns], dim=1)
-        self.report.copy_(torch.cat([head, drafts, picks], dim=1))
+        self.report.copy_(torch.cat([head, drafts, choices], dim=1))
 
 
 def can_run(request: Request) -> bool:

@@ -99,10 +99,10 @@ class StaticRun:
                 whose = "target" if values[BROKEN] == BROKEN_TARGET else "drafter"
                 raise nan_error(whose, self.loop.target.dtype)
             drafts = values[COLUMNS : COLUMNS + size - 1]
-            picks = values[COLUMNS + size - 1 :]
+            choices = values[COLUMNS + size - 1 :]
             count, kept = values[DRAFTED], values[KEPT]
             added = min(values[ACCEPTED], kept)
-            self._commit(row, picks[:kept])
+            self._commit(row, choices[:kept])
             self.trace.cycles.append(
                 CycleRecord(
                     prompt=row.index,
@@ -110,7 +110,7 @@ class StaticRun:
                     start=values[START],
                     acceptance_length=kept,
                     draft_tokens=drafts[:count],
-                    target_tokens=picks[: count + 1],
+                    target_tokens=choices[: count + 1],
                     accepted=[j < added for j in range(count)],
                     draft_ms=report.draft * share,
                     verify_ms=report.verify * share,

@@ -37,7 +37,7 @@ class CycleRecord:
             evenly over its rows.
         draft_probs: G, the drafter's probability of its draft.
         target_probs: G, the target's probability of the draft (temperature 1).
-        target_entropy: G, entropy of the target's law in nats.
+        target_entropy: G, entropy of the target's distribution in nats.
         target_margin: G, difference of the target's two largest logits.
 
     The last four are empty unless details were asked for; `draft_probs` also for

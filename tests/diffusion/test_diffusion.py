@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from reference import block_diffusion_mask as slow_block_mask
-from reference import orders_law, posterior_by_counting
+from reference import orders_distribution, posterior_by_counting
 
 from dflash_lab.diffusion.blocks import (
     block_diffusion_mask,
@@ -63,7 +63,9 @@ def generator(seed=0):
 def small_model(vocab_size=4, mask_token_id=MASK, width=16, seed=0):
     torch.manual_seed(seed)
     model = TextModel(TextModelConfig(vocab_size, mask_token_id, width, 2, 2))
-    for parameter in model.parameters():  # far from uniform, so that laws differ
+    for (
+        parameter
+    ) in model.parameters():  # far from uniform, so that distributions differ
         torch.nn.init.normal_(parameter, std=0.6)
     return model.eval()
 
@@ -77,14 +79,14 @@ def model_denoiser(model):
 
 
 def random_denoiser(process, length, seed):
-    """Any laws at all, other ones for every noisy text; the mask gets none."""
+    """Any distributions at all, other ones for every noisy text; the mask gets none."""
     size = process.size
     table = torch.randn(size**length, length, size, generator=generator(seed)).double()
     if process.kind == "absorbing":
         table[..., process.mask_token_id] = -torch.inf
-    laws = table.softmax(-1)
+    probs = table.softmax(-1)
     place = size ** torch.arange(length - 1, -1, -1)
-    return lambda noisy: laws[(noisy * place).sum(-1)]
+    return lambda noisy: probs[(noisy * place).sum(-1)]
 
 
 def grid(steps, schedule=SCHEDULES[0]):
@@ -132,11 +134,11 @@ def test_forward_marginals_match_simulation(process):
     ids = torch.arange(3).repeat(20_000, 1)
     alpha = 0.35
     noisy = process.sample(ids, torch.tensor([[alpha]]), generator())
-    law = process.matrix(alpha)
+    probs = process.matrix(alpha)
     for word in range(3):
         counts = noisy[:, word].bincount(minlength=process.size) / len(ids)
-        sigma = (law[word] * (1 - law[word]) / len(ids)).sqrt()
-        assert ((counts - law[word]).abs() <= 4.5 * sigma + 1e-12).all()
+        sigma = (probs[word] * (1 - probs[word]) / len(ids)).sqrt()
+        assert ((counts - probs[word]).abs() <= 4.5 * sigma + 1e-12).all()
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda p: p.kind)
@@ -160,12 +162,14 @@ def test_the_elbo_bounds_the_likelihood(process, steps):
     for seed in range(3):
         denoiser = random_denoiser(process, 2, seed)
         kernels = reverse_kernels(process, denoiser, 2, alphas)
-        law = exact_law(process, kernels, 2)
-        assert law.sum().item() == pytest.approx(1)
+        probs = exact_law(process, kernels, 2)
+        assert probs.sum().item() == pytest.approx(1)
         gaps = []
         for text in itertools.product(range(3), repeat=2):
             row = text[0] * process.size + text[1]
-            gaps.append(math.log(law[row]) - exact_elbo(process, kernels, text, alphas))
+            gaps.append(
+                math.log(probs[row]) - exact_elbo(process, kernels, text, alphas)
+            )
         assert min(gaps) >= -1e-9
         if steps == 1 and process.kind == "absorbing":
             # All noisy texts are one text, so nothing is lost.
@@ -175,19 +179,19 @@ def test_the_elbo_bounds_the_likelihood(process, steps):
 
 
 def true_law():
-    """A law over three words of three letters whose places depend on each other."""
-    law = torch.zeros(4, 4, 4, dtype=torch.float64)
-    law[:3, :3, :3] = torch.rand(3, 3, 3, generator=generator(5)).double() ** 3
-    return (law / law.sum()).flatten()
+    """Chances of three words of three letters whose places depend on each other."""
+    probs = torch.zeros(4, 4, 4, dtype=torch.float64)
+    probs[:3, :3, :3] = torch.rand(3, 3, 3, generator=generator(5)).double() ** 3
+    return (probs / probs.sum()).flatten()
 
 
 def test_the_bound_is_tight_for_the_ideal_denoiser_in_the_limit():
-    law, process = true_law(), PROCESSES[0]
-    denoiser = ideal_denoiser(law, 4, 3, MASK)
+    probs, process = true_law(), PROCESSES[0]
+    denoiser = ideal_denoiser(probs, 4, 3, MASK)
     words = [w for w in itertools.product(range(3), repeat=3)]
     row = {w: w[0] * 16 + w[1] * 4 + w[2] for w in words}
     for word in words:
-        exact = math.log(law[row[word]])
+        exact = math.log(probs[row[word]])
         assert masked_elbo(denoiser, word, MASK) == pytest.approx(exact, abs=1e-9)
     gaps = []
     for steps in (1, 4, 16, 64):
@@ -195,13 +199,16 @@ def test_the_bound_is_tight_for_the_ideal_denoiser_in_the_limit():
         chain = exact_law(process, kernels, 3)
         gaps.append(
             sum(
-                law[row[w]]
-                * (math.log(law[row[w]]) - exact_elbo(process, kernels, w, grid(steps)))
+                probs[row[w]]
+                * (
+                    math.log(probs[row[w]])
+                    - exact_elbo(process, kernels, w, grid(steps))
+                )
                 for w in words
             ).item()
         )
         # Fewer steps write tokens together that depend on each other.
-        assert (chain - law).abs().sum() < 2 * gaps[-1] ** 0.5 + 1e-6
+        assert (chain - probs).abs().sum() < 2 * gaps[-1] ** 0.5 + 1e-6
     assert gaps == sorted(gaps, reverse=True) and gaps[-1] < 0.02 < gaps[0]
 
 
@@ -267,26 +274,26 @@ def predictor(model):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_the_ancestral_sampler_has_the_law_of_the_chain(steps):
+def test_the_ancestral_sampler_has_the_distribution_of_the_chain(steps):
     model, count = small_model(), 40_000
     alphas = grid(steps, Schedule("cosine"))
     kernels = reverse_kernels(PROCESSES[0], model_denoiser(model), 2, alphas)
-    law = exact_law(PROCESSES[0], kernels, 2)
+    probs = exact_law(PROCESSES[0], kernels, 2)
     start = torch.full((count, 2), MASK)
     found = ancestral_sample(predictor(model), start, MASK, alphas, generator())
     assert len(found.frames) == steps + 1 and (found.ids != MASK).all()
-    sigma = (law * (1 - law) / count).sqrt()
-    assert ((shares(found.ids, 4) - law).abs() <= 4.5 * sigma + 1e-9).all()
+    sigma = (probs * (1 - probs) / count).sqrt()
+    assert ((shares(found.ids, 4) - probs).abs() <= 4.5 * sigma + 1e-9).all()
 
 
-def test_one_token_a_pass_in_random_order_has_the_law_of_all_orders():
+def test_one_token_a_pass_in_random_order_has_the_distribution_of_all_orders():
     model, count = small_model(), 40_000
     start = torch.full((count, 3), MASK)
     found = fill_masks(predictor(model), start, MASK, 3, generator(), order="random")
-    law = orders_law(model_denoiser(model), 4, 3, MASK)
-    sigma = (law * (1 - law) / count).sqrt()
+    probs = orders_distribution(model_denoiser(model), 4, 3, MASK)
+    sigma = (probs * (1 - probs) / count).sqrt()
     assert found.passes == 3
-    assert ((shares(found.ids, 4) - law).abs() <= 4.5 * sigma + 1e-9).all()
+    assert ((shares(found.ids, 4) - probs).abs() <= 4.5 * sigma + 1e-9).all()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 9])
@@ -296,12 +303,12 @@ def test_greedy_filling_by_confidence_equals_a_plain_loop(steps):
     found = fill_masks(predictor(model), start, 8, steps, generator(), greedy=True)
     ids = [8] * 5
     for count in tokens_per_step(5, steps):
-        laws = model(torch.tensor([ids]))[0][0].softmax(-1)
+        probs = model(torch.tensor([ids]))[0][0].softmax(-1)
         ranked = sorted(
-            (i for i in range(5) if ids[i] == 8), key=lambda i: -laws[i].max().item()
+            (i for i in range(5) if ids[i] == 8), key=lambda i: -probs[i].max().item()
         )
         for i in ranked[:count]:
-            ids[i] = int(laws[i].argmax())
+            ids[i] = int(probs[i].argmax())
     assert found.ids[0].tolist() == ids
     assert found.passes == min(steps, 5) == len(found.frames) - 1
     assert sum(tokens_per_step(5, steps)) == 5 and min(tokens_per_step(5, steps)) > 0
@@ -335,7 +342,7 @@ def test_blocks_of_one_are_autoregressive():
     ids = torch.randint(8, (2, 5), generator=generator())
     nats = []
     for row, place in itertools.product(range(2), range(5)):
-        # The clean prefix, then one mask: the law of the next token.
+        # The clean prefix, then one mask: the distribution of the next token.
         prefix = ids[row, :place].tolist()
         rows = torch.tensor([[*prefix, 8]])
         causal = torch.ones(place + 1, place + 1, dtype=torch.bool).tril()
@@ -376,10 +383,10 @@ def test_writing_with_a_cache_equals_writing_without(size, steps):
             clean = torch.cat([ids, torch.zeros_like(noisy)], 1)
             rows = torch.cat([torch.full_like(ids, 8), noisy], 1)
             logits = block_logits(model, rows, clean, size)[:, -size:]
-            laws = logits.softmax(-1)
-            score = laws.max(-1).values.masked_fill(noisy != 8, -1)
+            probs = logits.softmax(-1)
+            score = probs.max(-1).values.masked_fill(noisy != 8, -1)
             chosen = score.topk(count).indices
-            tokens = laws.argmax(-1)
+            tokens = probs.argmax(-1)
             noisy = noisy.scatter(1, chosen, tokens.gather(1, chosen))
         ids = torch.cat([ids, noisy], 1)
     assert torch.equal(found.ids, ids)
@@ -433,8 +440,8 @@ def test_the_judge_is_the_targets_likelihood(tiny):
     found = judge(tiny.target.model, ids, 5)
     nats, entropy = [], []
     for row in ids:
-        laws = tiny.target.model(input_ids=row[None]).logits[0].log_softmax(-1)
-        nats += [-laws[i - 1, row[i]].item() for i in range(5, 12)]
+        probs = tiny.target.model(input_ids=row[None]).logits[0].log_softmax(-1)
+        nats += [-probs[i - 1, row[i]].item() for i in range(5, 12)]
         words = row[5:].tolist()
         shares = [words.count(w) / 7 for w in set(words)]
         entropy.append(-sum(s * math.log(s) for s in shares))
@@ -495,14 +502,14 @@ def test_several_steps_equal_a_plain_loop_and_stay_lossless(drafting_pair, order
                 torch.arange(len(ids) + size)[None],
             )
             logits = pair.drafter.scale_logits(pair.target.logits(out))
-        laws = logits[0, 1:].clone()
-        laws[:, mask] = -torch.inf
-        laws = laws.softmax(-1)
+        probs = logits[0, 1:].clone()
+        probs[:, mask] = -torch.inf
+        probs = probs.softmax(-1)
         left = [k for k in range(size - 1) if block[k + 1] == mask]
         if order == "confidence":
-            left.sort(key=lambda k: -laws[k].max().item())
+            left.sort(key=lambda k: -probs[k].max().item())
         for k in left[:count]:
-            block[k + 1] = int(laws[k].argmax())
+            block[k + 1] = int(probs[k].argmax())
     assert found.trace.cycles[0].draft_tokens == block[1:]
 
 

@@ -50,14 +50,14 @@ def traces(draw):
         count = draw(st.integers(0, 6))
         for number in range(count):
             drafts = draw(st.lists(st.integers(0, 2), min_size=0, max_size=5))
-            picks = draw(
+            choices = draw(
                 st.lists(
                     st.integers(0, 2),
                     min_size=len(drafts) + 1,
                     max_size=len(drafts) + 1,
                 )
             )
-            kept, _ = reference.accept(drafts + [-9], picks)
+            kept, _ = reference.accept(drafts + [-9], choices)
             kept = min(kept, len(drafts))
             length = kept + 1
             last = number == count - 1
@@ -70,7 +70,7 @@ def traces(draw):
                     start,
                     length,
                     drafts,
-                    picks,
+                    choices,
                     [j < kept for j in range(len(drafts))],
                     draft_probs=[0.1 + 0.2 * d for d in drafts],
                     target_entropy=[float(d) for d in drafts],
@@ -132,9 +132,11 @@ def worked_example():
         ([1, 2, 3], [1, 2, 3, 4], 4),
     )
     trace = DecodeTrace({"num_prompts": 1, "block_size": 4})
-    for number, (drafts, picks, length) in enumerate(rows):
+    for number, (drafts, choices, length) in enumerate(rows):
         accepted = [j < length - 1 for j in range(3)]
-        trace.cycles.append(CycleRecord(0, number, 0, length, drafts, picks, accepted))
+        trace.cycles.append(
+            CycleRecord(0, number, 0, length, drafts, choices, accepted)
+        )
     return trace
 
 

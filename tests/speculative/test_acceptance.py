@@ -1,8 +1,9 @@
 """Exact enumeration of the acceptance rules, and rules broken on purpose.
 
-The law of the emitted text is computed without sampling: every draft, every side of
-every coin and every target pick is fed to the real rule with its probability, and the
-result must be the target's autoregressive law. Each mutant must miss it.
+The distribution of the emitted text is computed without sampling: every draft, every
+side of every coin and every target pick is fed to the real rule with its probability,
+and the result must be the target's autoregressive distribution. Each mutant must miss
+it.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ def law_of(prefix, sampling):
 
 
 def autoregressive_law(sampling, length):
-    law = {(): 1.0}
+    probs = {(): 1.0}
     for _ in range(length):
-        law = {
+        probs = {
             (*text, token): mass * float(law_of(text, sampling)[token])
-            for text, mass in law.items()
+            for text, mass in probs.items()
             for token in range(VOCAB)
         }
-    return law
+    return probs
 
 
 def draft_log_probs(sampling, seed=5):
@@ -62,36 +63,36 @@ def draft_log_probs(sampling, seed=5):
     return warped_log_probs(logits, sampling)
 
 
-def finish(law, text, mass, sampling):
+def finish(probs, text, mass, sampling):
     """Continue autoregressively to the full length; texts cut there add up."""
     for rest, extra in autoregressive_law_behind(text, sampling).items():
-        law[(*text, *rest)[: DRAFTS + 1]] += mass * extra
+        probs[(*text, *rest)[: DRAFTS + 1]] += mass * extra
 
 
 def autoregressive_law_behind(text, sampling):
-    law = {(): 1.0}
+    probs = {(): 1.0}
     for _ in range(DRAFTS + 1 - len(text)):
-        law = {
+        probs = {
             (*rest, token): mass * float(law_of((*text, *rest), sampling)[token])
-            for rest, mass in law.items()
+            for rest, mass in probs.items()
             for token in range(VOCAB)
         }
-    return law
+    return probs
 
 
-def distance(law, other):
-    return 0.5 * sum(abs(law[k] - other.get(k, 0.0)) for k in set(law) | set(other))
+def distance(probs, other):
+    return 0.5 * sum(abs(probs[k] - other.get(k, 0.0)) for k in set(probs) | set(other))
 
 
 def speculative_law(rule, sampling, q, draws=None, one_hot=False):
-    """Law of a cycle under a rule with coins.
+    """Distribution of a cycle under a rule with coins.
 
     Args:
         rule: `accept_speculatively` or a mutant.
         q: (G, V) log-probabilities handed to the rule.
-        draws: (G, V) law the drafts are really drawn from; q if None.
+        draws: (G, V) distribution the drafts are really drawn from; q if None.
     """
-    law = defaultdict(float)
+    probs = defaultdict(float)
     really = (q if draws is None else draws).exp()
     for drafts in itertools.product(range(VOCAB), repeat=DRAFTS):
         mass = 1.0
@@ -124,53 +125,53 @@ def speculative_law(rule, sampling, q, draws=None, one_hot=False):
             kept = drafts[: int(verdict.accepted)]
             for token, chance in enumerate(verdict.next_probs[0].tolist()):
                 if chance > 0:
-                    finish(law, (*kept, token), weight * chance, sampling)
-    return law
+                    finish(probs, (*kept, token), weight * chance, sampling)
+    return probs
 
 
 def matching_law(rule, sampling, drafts):
-    """Law of a cycle under exact matching, the target's picks enumerated."""
-    law = defaultdict(float)
+    """Distribution of a cycle under exact matching, the target's choices enumerated."""
+    probs = defaultdict(float)
     p = [law_of(drafts[:j], sampling) for j in range(DRAFTS + 1)]
-    for picks in itertools.product(range(VOCAB), repeat=DRAFTS + 1):
+    for choices in itertools.product(range(VOCAB), repeat=DRAFTS + 1):
         mass = 1.0
-        for j, token in enumerate(picks):
+        for j, token in enumerate(choices):
             mass *= float(p[j][token])
         if mass == 0:
             continue
-        verdict = rule(torch.tensor([drafts]), torch.tensor([picks]))
+        verdict = rule(torch.tensor([drafts]), torch.tensor([choices]))
         kept = drafts[: int(verdict.accepted)]
-        finish(law, (*kept, int(verdict.next_token)), mass, sampling)
-    return law
+        finish(probs, (*kept, int(verdict.next_token)), mass, sampling)
+    return probs
 
 
 @pytest.mark.parametrize("sampling", WARPERS, ids=str)
-def test_speculative_sampling_has_the_targets_law(sampling):
+def test_speculative_sampling_has_the_targets_distribution(sampling):
     q = draft_log_probs(sampling)
-    law = speculative_law(accept_speculatively, sampling, q)
-    assert distance(law, autoregressive_law(sampling, DRAFTS + 1)) < 1e-12
+    probs = speculative_law(accept_speculatively, sampling, q)
+    assert distance(probs, autoregressive_law(sampling, DRAFTS + 1)) < 1e-12
 
 
 @pytest.mark.parametrize("sampling", WARPERS, ids=str)
 def test_speculative_sampling_with_argmax_drafts(sampling):
     best = draft_log_probs(sampling).argmax(dim=-1)
     one_hot = F.one_hot(best, VOCAB).double().log()
-    law = speculative_law(accept_speculatively, sampling, one_hot, one_hot=True)
-    assert distance(law, autoregressive_law(sampling, DRAFTS + 1)) < 1e-12
+    probs = speculative_law(accept_speculatively, sampling, one_hot, one_hot=True)
+    assert distance(probs, autoregressive_law(sampling, DRAFTS + 1)) < 1e-12
 
 
 def test_a_drafter_with_other_warpers_changes_nothing():
     sampling = Sampling(0.9, top_k=2)
     q = draft_log_probs(Sampling(0.3))
-    law = speculative_law(accept_speculatively, sampling, q)
-    assert distance(law, autoregressive_law(sampling, DRAFTS + 1)) < 1e-12
+    probs = speculative_law(accept_speculatively, sampling, q)
+    assert distance(probs, autoregressive_law(sampling, DRAFTS + 1)) < 1e-12
 
 
 @pytest.mark.parametrize("sampling", WARPERS, ids=str)
-def test_matching_has_the_targets_law(sampling):
+def test_matching_has_the_targets_distribution(sampling):
     for drafts in itertools.product(range(VOCAB), repeat=DRAFTS):
-        law = matching_law(accept_matching, sampling, drafts)
-        assert distance(law, autoregressive_law(sampling, DRAFTS + 1)) < 1e-12
+        probs = matching_law(accept_matching, sampling, drafts)
+        assert distance(probs, autoregressive_law(sampling, DRAFTS + 1)) < 1e-12
 
 
 # --- rules broken on purpose -------------------------------------------------------
@@ -189,7 +190,7 @@ def _residual_is_p(*args):
 
 
 def _residual_keeps_rejected(drafts, q, p, coins, noise):
-    """One-hot drafts, but the rejected token stays in the replacement's law."""
+    """One-hot drafts, but the rejected token stays among the replacements."""
     verdict = accept_speculatively(drafts, q, p, coins, noise)
     row = int(verdict.accepted)
     probs = verdict.next_probs.clone()
@@ -261,47 +262,53 @@ def _excess_also_after_all_accepted(drafts, q, p, coins, noise):
 )
 def test_broken_speculative_rules_are_seen(mutant):
     sampling = Sampling(1.0)
-    law = speculative_law(mutant, sampling, draft_log_probs(sampling))
-    assert distance(law, autoregressive_law(sampling, DRAFTS + 1)) > 1e-3
+    probs = speculative_law(mutant, sampling, draft_log_probs(sampling))
+    assert distance(probs, autoregressive_law(sampling, DRAFTS + 1)) > 1e-3
 
 
 def test_broken_one_hot_residual_is_seen():
     sampling = Sampling(1.0)
     best = draft_log_probs(sampling).argmax(dim=-1)
     one_hot = F.one_hot(best, VOCAB).double().log()
-    law = speculative_law(_residual_keeps_rejected, sampling, one_hot)
-    assert distance(law, autoregressive_law(sampling, DRAFTS + 1)) > 1e-3
+    probs = speculative_law(_residual_keeps_rejected, sampling, one_hot)
+    assert distance(probs, autoregressive_law(sampling, DRAFTS + 1)) > 1e-3
 
 
-def test_drafts_drawn_from_another_law_than_the_one_tested_are_seen():
+def test_drafts_drawn_from_another_distribution_than_the_one_tested_are_seen():
     sampling = Sampling(1.0)
     q = draft_log_probs(sampling)
     argmax = F.one_hot(q.argmax(dim=-1), VOCAB).double().log()
     unfiltered = draft_log_probs(Sampling(0.4))
     for draws in (argmax, unfiltered):
-        law = speculative_law(accept_speculatively, sampling, q, draws=draws)
-        assert distance(law, autoregressive_law(sampling, DRAFTS + 1)) > 1e-3
+        probs = speculative_law(accept_speculatively, sampling, q, draws=draws)
+        assert distance(probs, autoregressive_law(sampling, DRAFTS + 1)) > 1e-3
 
 
-def _counts_any_match(drafts, picks):
-    accepted = (drafts == picks[:, :-1]).sum(dim=1)
-    return acceptance.Verdict(accepted, picks.gather(1, accepted[:, None])[:, 0], picks)
-
-
-def _one_too_many(drafts, picks):
-    accepted = (accept_matching(drafts, picks).accepted + 1).clamp(max=DRAFTS)
-    return acceptance.Verdict(accepted, picks.gather(1, accepted[:, None])[:, 0], picks)
-
-
-def _bonus_is_the_last_pick(drafts, picks):
+def _counts_any_match(drafts, choices):
+    accepted = (drafts == choices[:, :-1]).sum(dim=1)
     return acceptance.Verdict(
-        accept_matching(drafts, picks).accepted, picks[:, -1], picks
+        accepted, choices.gather(1, accepted[:, None])[:, 0], choices
     )
 
 
-def _compares_with_the_next_pick(drafts, picks):
-    accepted = leading_true(drafts == picks[:, 1:])
-    return acceptance.Verdict(accepted, picks.gather(1, accepted[:, None])[:, 0], picks)
+def _one_too_many(drafts, choices):
+    accepted = (accept_matching(drafts, choices).accepted + 1).clamp(max=DRAFTS)
+    return acceptance.Verdict(
+        accepted, choices.gather(1, accepted[:, None])[:, 0], choices
+    )
+
+
+def _bonus_is_the_last_pick(drafts, choices):
+    return acceptance.Verdict(
+        accept_matching(drafts, choices).accepted, choices[:, -1], choices
+    )
+
+
+def _compares_with_the_next_pick(drafts, choices):
+    accepted = leading_true(drafts == choices[:, 1:])
+    return acceptance.Verdict(
+        accepted, choices.gather(1, accepted[:, None])[:, 0], choices
+    )
 
 
 @pytest.mark.parametrize(
@@ -331,12 +338,12 @@ def test_broken_matching_rules_are_seen(mutant):
 def test_matching_equals_its_plain_twin_with_padding():
     noise = torch.Generator().manual_seed(0)
     drafts = torch.randint(3, (200, 4), generator=noise)
-    picks = torch.randint(3, (200, 5), generator=noise)
+    choices = torch.randint(3, (200, 5), generator=noise)
     counts = torch.randint(5, (200,), generator=noise)
-    verdict = accept_matching(drafts, picks, counts)
+    verdict = accept_matching(drafts, choices, counts)
     for row in range(200):
         count = int(counts[row])
-        expected = accept(drafts[row, :count].tolist(), picks[row].tolist())
+        expected = accept(drafts[row, :count].tolist(), choices[row].tolist())
         assert (int(verdict.accepted[row]), int(verdict.next_token[row])) == expected
 
 

@@ -155,8 +155,8 @@ def test_speculative_rule_is_the_same_alone_and_in_a_batch(target, drafter):
         assert alone.output_ids[0] == together.output_ids[b]
 
 
-def test_speculative_rule_through_the_loop_keeps_the_law():
-    """Whole loop, law of two tokens against plain decoding, by seeds."""
+def test_speculative_rule_through_the_loop_keeps_the_distribution():
+    """Whole loop, distribution of two tokens against plain decoding, by seeds."""
     target = random_target(2, vocab_size=5, dtype=torch.float64)
     drafter = random_drafter(target, 2, block_size=3, mask_token_id=4).double()
     counts = {}

@@ -1,4 +1,4 @@
-"""Noise by position, warpers against `transformers`, and the laws they draw."""
+"""Noise by position, warpers against `transformers`, and what they draw."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dflash_lab.speculative.sampling import (
     STREAM_TARGET,
     Sampling,
     gumbel_noise,
-    gumbel_pick,
-    inverse_cdf_pick,
-    pick_tokens,
+    gumbel_sample,
+    inverse_cdf_sample,
+    sample_tokens,
     uniform_noise,
     warped_log_probs,
 )
@@ -104,17 +104,17 @@ def test_noise_is_uniform_and_independent_across_positions():
 
 
 @pytest.mark.parametrize("method", ["gumbel", "inverse"])
-def test_draws_follow_the_law(method):
+def test_draws_follow_the_distribution(method):
     probs = torch.tensor([0.5, 0.0, 0.2, 0.05, 0.25], dtype=torch.float64)
     count = 20_000
     seeds, positions = torch.zeros(1, dtype=torch.long), torch.arange(count)[None]
     log_probs = probs.log().expand(1, count, -1)
     if method == "gumbel":
         noise = gumbel_noise(seeds, positions, 5, STREAM_TARGET)
-        tokens = gumbel_pick(log_probs, noise)
+        tokens = gumbel_sample(log_probs, noise)
     else:
         noise = uniform_noise(seeds, positions, 1, STREAM_TARGET)[..., 0]
-        tokens = inverse_cdf_pick(log_probs, noise)
+        tokens = inverse_cdf_sample(log_probs, noise)
     seen = torch.bincount(tokens.flatten(), minlength=5).double() / count
     assert seen[1] == 0
     assert float((seen - probs).abs().max()) < 5 * math.sqrt(0.25 / count)
@@ -124,4 +124,6 @@ def test_nan_logits_are_refused():
     logits = torch.zeros(1, 2, 5)
     logits[0, 1, 3] = float("nan")
     with pytest.raises(DFlashLabError, match="NaN"):
-        pick_tokens(logits, torch.zeros(1, 2).long(), Sampling(), torch.zeros(1).long())
+        sample_tokens(
+            logits, torch.zeros(1, 2).long(), Sampling(), torch.zeros(1).long()
+        )
