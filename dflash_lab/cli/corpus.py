@@ -8,11 +8,18 @@ Leaves out: the work itself, which lives in `dflash_lab.training`.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from dflash_lab.cli.loading import default_dtype
 from dflash_lab.errors import DFlashLabError
+
+if TYPE_CHECKING:
+    from dflash_lab.pairs.pair import Pair
+    from dflash_lab.training.corpus.processes import Processes
 
 _EPILOG = """\
 Repeat the command to go on where it stopped, with more prompts too, and with any number
@@ -22,7 +29,7 @@ with "messages" (the user's last), "turns" (the first is asked) or "prompt".
 """
 
 
-def add(commands) -> None:
+def add(commands: argparse._SubParsersAction) -> None:
     """Add the parser to argparse's sub-parsers."""
     parser = commands.add_parser(
         "corpus",
@@ -30,86 +37,93 @@ def add(commands) -> None:
         description="Let the target answer prompts, for a drafter to learn from.",
         epilog=_EPILOG,
     )
-    model = parser.add_argument_group("target")
-    model.add_argument("--pair", help="tiny or smol (default: smol)")
-    model.add_argument("--target", help="folder or Hub repository of another target")
-    model.add_argument(
+    _add_target(parser.add_argument_group("target"))
+    _add_text(parser.add_argument_group("prompts and answers"))
+    _add_run(parser.add_argument_group("run"))
+    parser.set_defaults(run=_run)
+
+
+def _add_target(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--pair", help="tiny or smol (default: smol)")
+    group.add_argument("--target", help="folder or Hub repository of another target")
+    group.add_argument(
         "--dtype", help="float32 or bfloat16 (default: the faster one on this machine)"
     )
-    model.add_argument("--device", default="cpu", help="default: %(default)s")
-    model.add_argument("--threads", type=int, help="default: one per core")
-    model.add_argument(
+    group.add_argument("--device", default="cpu", help="default: %(default)s")
+    group.add_argument("--threads", type=int, help="default: one per core")
+    group.add_argument(
         "--thinking", action="store_true", help="let a target that can think do so"
     )
-    model.add_argument(
+    group.add_argument(
         "--server",
         metavar="URL",
         help="answers come from an OpenAI-compatible server; of the pair or target "
         "only the tokenizer is loaded",
     )
-    model.add_argument(
+    group.add_argument(
         "--model", help="the server's name of it (default: its only one)"
     )
 
-    text = parser.add_argument_group("prompts and answers")
-    text.add_argument(
+
+def _add_text(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--prompts",
         required=True,
         metavar="FILE|generator|self",
         help="JSON Lines file; the project's generator; or written by the target "
         "itself behind its chat header",
     )
-    text.add_argument(
+    group.add_argument(
         "--num-prompts",
         type=int,
         metavar="N",
         help="default: all of a file, 1000 of the others",
     )
-    text.add_argument(
+    group.add_argument(
         "--max-prompt-tokens",
         type=int,
         metavar="N",
         help="longer prompts are left out and counted (default: what the target takes)",
     )
-    text.add_argument(
+    group.add_argument(
         "--max-new-tokens", type=int, default=256, help="default: %(default)s"
     )
-    text.add_argument(
+    group.add_argument(
         "--temperature",
         action="append",
         metavar="T[,T...]",
         help="may be repeated; prompts take them in turn, so 0,0,0,0.7 draws every "
         "fourth (default: 0, greedy)",
     )
-    text.add_argument("--top-p", type=float, default=1.0, help="default: %(default)s")
-    text.add_argument("--top-k", type=int, default=0, help="0: all (the default)")
-    text.add_argument(
+    group.add_argument("--top-p", type=float, default=1.0, help="default: %(default)s")
+    group.add_argument("--top-k", type=int, default=0, help="0: all (the default)")
+    group.add_argument(
         "--seed", type=int, default=0, help="of prompts and draws (default: 0)"
     )
 
-    run = parser.add_argument_group("run")
-    run.add_argument(
+
+def _add_run(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--out",
         type=Path,
         required=True,
         help="JSON Lines file, or parquet if it ends in .parquet",
     )
-    run.add_argument(
+    group.add_argument(
         "--batch-size",
         type=int,
         metavar="N",
         help="rows decoded together (default: 64), or requests at once (default: 16)",
     )
-    run.add_argument(
+    group.add_argument(
         "--time-limit",
         type=float,
         metavar="MINUTES",
         help="of writing answers; then stop with what there is",
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     try:
         return _write(arguments)
@@ -124,10 +138,11 @@ def _run(arguments) -> int:
         return 130
 
 
-def _write(arguments) -> int:
+def _write(arguments: argparse.Namespace) -> int:
     from dflash_lab.training.corpus.corpus import write_corpus
     from dflash_lab.training.corpus.processes import processes_from_environment
-    from dflash_lab.training.corpus.server import ChatServer, write_corpus_from_server
+    from dflash_lab.training.corpus.server import ChatServer
+    from dflash_lab.training.corpus.server_corpus import write_corpus_from_server
     from dflash_lab.training.run.own_corpus import corpus_header
 
     processes = processes_from_environment()
@@ -180,17 +195,15 @@ def _report(out: Path, done: int, wanted: int, skipped: dict) -> None:
         print("run the same command again for the others", file=sys.stderr)
 
 
-def _check(arguments) -> None:
+def _check(arguments: argparse.Namespace) -> None:
     """Refuse what can be refused before anything is loaded."""
-    for name in ("num_prompts", "max_prompt_tokens", "max_new_tokens", "batch_size"):
-        value = getattr(arguments, name)
+    counts = "num-prompts max-prompt-tokens max-new-tokens batch-size threads"
+    for option in counts.split():
+        value = getattr(arguments, option.replace("-", "_"))
         if value is not None and value < 1:
-            option = name.replace("_", "-")
             raise DFlashLabError(f"--{option} {value} must be 1 or more")
     if arguments.time_limit is not None and not arguments.time_limit > 0:
         raise DFlashLabError(f"--time-limit {arguments.time_limit} must be above 0")
-    if arguments.threads is not None and arguments.threads < 1:
-        raise DFlashLabError(f"--threads {arguments.threads} must be 1 or more")
     if arguments.model is not None and not arguments.server:
         raise DFlashLabError("--model names a server's model; give --server too")
     if arguments.server and arguments.prompts == "self":
@@ -210,7 +223,7 @@ def _check(arguments) -> None:
         require_pyarrow()
 
 
-def _temperatures(arguments) -> list[float]:
+def _temperatures(arguments: argparse.Namespace) -> list[float]:
     given = ",".join(arguments.temperature or ["0"])
     try:
         return [float(part) for part in given.split(",") if part.strip()]
@@ -220,10 +233,9 @@ def _temperatures(arguments) -> list[float]:
         ) from None
 
 
-def _load(arguments, processes):
+def _load(arguments: argparse.Namespace, processes: Processes) -> Pair:
     import torch
 
-    from dflash_lab.cli.doctor import default_dtype
     from dflash_lab.pairs.pair import load_pair
 
     if arguments.threads is not None:
@@ -233,7 +245,7 @@ def _load(arguments, processes):
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, share)))
     name = arguments.pair or (None if arguments.target else "smol")
     if arguments.server:
-        from dflash_lab.training.corpus.server import tokenizer_pair
+        from dflash_lab.training.corpus.served_answers import tokenizer_pair
 
         return tokenizer_pair(name, arguments.target, arguments.thinking)
     device = arguments.device
@@ -249,7 +261,9 @@ def _load(arguments, processes):
     )
 
 
-def _prompts(arguments, pair, processes) -> tuple[list[dict], dict]:
+def _prompts(
+    arguments: argparse.Namespace, pair: Pair, processes: Processes
+) -> tuple[list[dict], dict]:
     from dflash_lab.training.corpus.prompt_sources import describe_skipped
     from dflash_lab.training.run.own_corpus import find_prompts
 

@@ -1,6 +1,7 @@
 """The outcome of a check, and what a failed one says: cause and fix.
 
-Leaves out: the checks (`parity.py` before training, `diagnosis.py` of a drafter).
+Leaves out: the checks (`parity.py` before training, `clinic/diagnosis.py` of a
+    drafter).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ place of one token. `dpace` is cross entropy whose weights follow the drafter's 
 confidence: a slot counts as far as the slots before it are likely to be right
 (arXiv:2605.18810).
 
-Leaves out: where labels come from (`anchors.py`), and sums over processes
-(`trainer.py`).
+Leaves out: where labels come from (`training/data/anchors.py`), and sums over processes
+(`training/run/trainer.py`).
 """
 
 from __future__ import annotations

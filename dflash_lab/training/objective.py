@@ -6,7 +6,7 @@ outside. Features are multiplied by a factor each on the way in, which makes the
 equally large; `export` folds the factors into `fc`, so that the published form reads
 raw features.
 
-Leaves out: optimisation (`trainer.py`).
+Leaves out: optimisation (`training/run/trainer.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ trained on another task than the one it is given. Each check compares one conven
 a `Pipeline` with what decoding does, on the run's own texts, and names the suspected
 cause and the fix if they differ.
 
-Leaves out: finished drafters whose training cannot be looked into (`diagnosis.py`).
+Leaves out: finished drafters whose training cannot be looked into
+    (`clinic/diagnosis.py`).
 """
 
 from __future__ import annotations

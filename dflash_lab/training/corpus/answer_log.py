@@ -5,8 +5,8 @@ system call, and when all processes are done puts the answers in the order of th
 prompts. Whoever starts next, with whatever number of processes, joins the shards that
 it finds and goes on.
 
-Leaves out: where answers come from (`corpus.py`, `server.py`), and the files' format
-(`corpus_file.py`).
+Leaves out: where answers come from (`corpus.py`, `server_corpus.py`), and the files'
+format (`corpus_file.py`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from dflash_lab.training.corpus.corpus_file import (
     has_header,
     join_shards,
     json_line,
+    read_corpus,
     read_json_lines,
-    read_rows,
     shards_of,
     whole_lines,
     working_file,
     write_rows,
 )
-from dflash_lab.training.corpus.parquet import read_parquet, write_parquet
+from dflash_lab.training.corpus.parquet import (
+    read_parquet,
+    require_pyarrow,
+    write_parquet,
+)
 from dflash_lab.training.corpus.processes import ALONE, Processes
 
 
@@ -42,7 +46,8 @@ class AnswerLog:
 
     Args:
         path: JSON Lines file, or `.parquet`; resumed if it is there.
-        header: what made the corpus.
+        header: what made the corpus; prompt i was answered at its
+            `temperatures[i % len]`.
         prompts: rows with `prompt_ids`; an answer's line repeats its prompt's fields.
         processes: those that share the prompts.
 
@@ -50,8 +55,9 @@ class AnswerLog:
         todo: indices of the prompts that this process is to answer.
 
     Raises:
-        DFlashLabError: on entering, if the file was made with other settings or other
-            prompts; while writing, if the disk is full.
+        DFlashLabError: a `.parquet` path without pyarrow; on entering, if the file was
+            made with other settings or other prompts; while writing, if the disk is
+            full.
     """
 
     def __init__(
@@ -62,6 +68,8 @@ class AnswerLog:
         processes: Processes = ALONE,
     ):
         self.path, self.prompts, self.processes = Path(path), prompts, processes
+        if self.path.suffix == ".parquet":
+            require_pyarrow()
         self.header = json.loads(json.dumps({**header, "num_prompts": len(prompts)}))
         self.todo: list[int] = []
         self._work = working_file(self.path)
@@ -83,13 +91,11 @@ class AnswerLog:
         # No process may write before all have read what is done.
         self.processes.wait()
         self._open(self._work if world == 1 else _shard(self._work, rank, world))
-        total, initial = len(self.todo), 0
-        if world == 1:
-            total, initial = len(self.prompts), len(self.prompts) - len(self.todo)
+        total = len(self.prompts if world == 1 else self.todo)
         self._started = time.monotonic()
         self._progress = tqdm(
             total=total,
-            initial=initial,
+            initial=total - len(self.todo),
             unit="answer",
             desc="corpus" if world == 1 else f"corpus, process {rank + 1} of {world}",
             smoothing=0,  # answers come in bursts: the average tells the time left
@@ -97,30 +103,28 @@ class AnswerLog:
         )
         return self
 
-    def add(
-        self, index: int, answer_ids: Sequence[int], temperature: float, truncated: bool
-    ) -> None:
+    def add(self, index: int, answer_ids: Sequence[int], truncated: bool) -> None:
         """Append one answer.
 
         Args:
             index: of its prompt.
             answer_ids: its tokens, with the stop token if it ended by itself.
-            temperature: at which it was drawn.
             truncated: True if it met the limit of new tokens.
 
         Raises:
             DFlashLabError: the disk is full, or the file cannot be written.
         """
+        temperatures = self.header["temperatures"]
         row = {"index": index, **self.prompts[index], "answer_ids": list(answer_ids)}
-        row |= {"temperature": temperature, "truncated": truncated}
-        self._append(row)
+        row["temperature"] = temperatures[index % len(temperatures)]
+        self._append({**row, "truncated": truncated})
         self._written += 1
         self._tokens += len(answer_ids)
         rate = self._tokens / max(time.monotonic() - self._started, 1e-9)
         self._progress.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
         self._progress.update()
 
-    def __exit__(self, kind, error, trace) -> None:
+    def __exit__(self, kind: type | None, *_: object) -> None:
         self._progress.close()
         self._file.close()
         if kind is None:
@@ -130,7 +134,7 @@ class AnswerLog:
         """Answers in the file, once all processes have left the log."""
         if self.processes.world == 1:
             return self._done + self._written
-        return len(read_rows(self.path)[1])
+        return len(read_corpus(self.path)[1])
 
     def _finish(self) -> None:
         self.processes.wait()

@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from dflash_lab.conditioning.cache import PositionCache
 from dflash_lab.speculative.sampling import (
     STREAM_TARGET,
     Sampling,
     check_finite,
-    inverse_cdf_pick,
+    inverse_cdf_sample,
     most_likely,
     uniform_noise,
     warped_log_probs,
@@ -30,6 +31,8 @@ from dflash_lab.target.target import Target
 # Tokens of one prefill pass, padding included: enough to keep the processor busy, and
 # a bound for its memory.
 PREFILL_TOKENS = 8192
+# A row of the batch: free (None), or a prompt's index and its answer so far.
+Slot = tuple[int, list[int]] | None
 
 
 class BatchWriter:
@@ -69,8 +72,7 @@ class BatchWriter:
         size = min(batch_size, len(queue))
         longest = len(self.prompt_ids[queue[0]])
         cache = self.target.new_cache(size, longest + self.limit)
-        # Each slot is None (free) or (prompt index, tokens so far).
-        slots: list[tuple[int, list[int]] | None] = [None] * size
+        slots: list[Slot] = [None] * size
         while not stop():
             free = [row for row, slot in enumerate(slots) if slot is None]
             # Refilling one row at a time would hold up the others at every finish.
@@ -85,7 +87,9 @@ class BatchWriter:
             self._step(slots, cache)
             self._release(slots)
 
-    def _refill(self, slots: list, free: list[int], queue: list[int], cache) -> None:
+    def _refill(
+        self, slots: list[Slot], free: list[int], queue: list[int], cache: PositionCache
+    ) -> None:
         """Give free rows the next prompts."""
         taken = [(row, queue.pop()) for row in free[: len(queue)]]
         for row, index in taken:
@@ -101,7 +105,7 @@ class BatchWriter:
             self._prefill(taken[:count], cache)
             taken = taken[count:]
 
-    def _prefill(self, members: list[tuple[int, int]], cache) -> None:
+    def _prefill(self, members: list[tuple[int, int]], cache: PositionCache) -> None:
         contexts = [self.prompt_ids[index][:-1] for _, index in members]
         width = max(map(len, contexts))
         if width == 0:
@@ -111,7 +115,7 @@ class BatchWriter:
         rows = torch.tensor([row for row, _ in members])
         self.target.forward(ids, positions, cache, rows, logits_to_keep=1)
 
-    def _step(self, slots: list, cache) -> None:
+    def _step(self, slots: list[Slot], cache: PositionCache) -> None:
         """One token for every row."""
         # Free rows compute along, at their position 0, which is overwritten later:
         # leaving them out would copy the other rows' whole cache.
@@ -124,16 +128,18 @@ class BatchWriter:
             positions.append(len(prompt) + len(answer) - 1 if slot else 0)
         at = torch.tensor(positions)[:, None]
         logits = self.target.forward(torch.tensor(last)[:, None], at, cache)
-        tokens = self._pick(logits[:, 0], at + 1, indices)
+        tokens = self._choose(logits[:, 0], at + 1, indices)
         for slot, token in zip(slots, tokens, strict=True):
             if slot:
                 slot[1].append(token)
 
-    def _pick(self, logits: Tensor, positions: Tensor, indices: list[int]) -> list[int]:
+    def _choose(
+        self, logits: Tensor, positions: Tensor, indices: list[int]
+    ) -> list[int]:
         """One token per row: (B, V) logits, (B, 1) positions being chosen."""
         # One search over the logits as they are; only sampled rows are copied and
         # turned into probabilities.
-        picked = most_likely(logits)
+        tokens = most_likely(logits)
         check_finite(logits)
         by_row = [self.samplings[i % len(self.samplings)] for i in indices]
         for sampling in {s for s in by_row if not s.greedy}:
@@ -142,11 +148,11 @@ class BatchWriter:
             # The prompt's number in the lower half and the corpus' seed in the upper.
             keys = torch.tensor(indices)[rows] + (sampling.seed << 32)
             noise = uniform_noise(keys, positions[rows], 1, STREAM_TARGET)[:, 0, 0]
-            chosen = inverse_cdf_pick(log_probs, noise.to(log_probs.device))
-            picked[rows.to(picked.device)] = chosen
-        return picked.tolist()
+            chosen = inverse_cdf_sample(log_probs, noise.to(log_probs.device))
+            tokens[rows.to(tokens.device)] = chosen
+        return tokens.tolist()
 
-    def _release(self, slots: list) -> None:
+    def _release(self, slots: list[Slot]) -> None:
         """Hand over finished answers and free their rows."""
         for row, slot in enumerate(slots):
             if slot is None:

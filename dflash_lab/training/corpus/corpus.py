@@ -8,13 +8,13 @@ prompt's number and the position, so an answer depends on neither the batch nor 
 process that wrote it, up to the rounding of the batch's matrix products.
 
 Leaves out: where prompts come from (`prompt_sources.py`), the decoding itself
-(`batch_writer.py`), the file (`answer_log.py`) and servers (`server.py`).
+(`batch_writer.py`), the file (`answer_log.py`) and servers (`server_corpus.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_lab.errors import DFlashLabError
@@ -22,8 +22,7 @@ from dflash_lab.speculative.sampling import Sampling
 from dflash_lab.target.target import Target
 from dflash_lab.training.corpus.answer_log import AnswerLog
 from dflash_lab.training.corpus.batch_writer import BatchWriter
-from dflash_lab.training.corpus.corpus_file import read_rows
-from dflash_lab.training.corpus.parquet import require_pyarrow
+from dflash_lab.training.corpus.corpus_file import read_corpus as read_corpus
 from dflash_lab.training.corpus.processes import ALONE, Processes
 
 
@@ -71,8 +70,6 @@ def write_corpus(
     """
     samplings = corpus_samplings(temperatures, top_p, top_k, seed)
     check_sizes(prompts, max_new_tokens, batch_size, target.max_positions)
-    if Path(path).suffix == ".parquet":
-        require_pyarrow()
     header = {
         **header,
         "target_fingerprint": target.fingerprint(),
@@ -85,13 +82,8 @@ def write_corpus(
         return time_limit is not None and time.monotonic() - started > time_limit
 
     with AnswerLog(path, header, prompts, processes) as log:
-
-        def finish(index: int, answer: list[int], truncated: bool) -> None:
-            temperature = temperatures[index % len(temperatures)]
-            log.add(index, answer, temperature, truncated)
-
         writer = BatchWriter(
-            target, prompts, samplings, set(stop_token_ids), max_new_tokens, finish
+            target, prompts, samplings, set(stop_token_ids), max_new_tokens, log.add
         )
         writer.run(log.todo, batch_size, time_is_up)
     return len(log)
@@ -149,68 +141,3 @@ def check_sizes(
                 f"ones exceeds the target's {max_positions} positions; leave it out or "
                 "lower max_new_tokens"
             )
-
-
-def self_written_prompts(
-    target: Target,
-    pair_header: Sequence[int],
-    path: Path,
-    count: int,
-    *,
-    stop_token_ids: Sequence[int],
-    decode: Callable[[Sequence[int]], str],
-    batch_size: int = 256,
-    seed: int = 0,
-    processes: Processes = ALONE,
-) -> list[str]:
-    """Prompts that the target writes when it is given only the user's header.
-
-    An instruct target was trained on what users ask, and sampling behind the opening
-    of a user's turn gives a varied picture of it (Magpie, arXiv:2406.08464).
-
-    Args:
-        target: an instruct model.
-        pair_header: ids of its chat template up to where the user's words begin.
-        path: corpus file of the raw draws, kept for resuming.
-        count: how many to draw; more later add to those in the file.
-        stop_token_ids: end of the user's turn.
-        decode: ids to text, without special tokens.
-        batch_size: rows decoded together.
-        seed: of the draws.
-        processes: those that draw together.
-
-    Returns:
-        Distinct prompts of three words or more that ended by themselves.
-
-    Raises:
-        DFlashLabError: as `write_corpus`.
-    """
-    draws = [{"kind": "self", "prompt_ids": list(pair_header)} for _ in range(count)]
-    write_corpus(
-        target,
-        draws,
-        path,
-        stop_token_ids=stop_token_ids,
-        header={"self_written_prompts": True},
-        temperatures=(1.0,),
-        max_new_tokens=72,
-        batch_size=batch_size,
-        seed=seed,
-        processes=processes,
-    )
-    # Rows beyond `count` are of an earlier call that drew more.
-    rows = [row for row in read_corpus(path)[1] if row["index"] < count]
-    rows.sort(key=lambda row: row["index"])
-    texts = [decode(row["answer_ids"]).strip() for row in rows if not row["truncated"]]
-    return [text for text in dict.fromkeys(texts) if len(text.split()) >= 3]
-
-
-def read_corpus(path: Path) -> tuple[dict, list[dict]]:
-    """Header and rows of a corpus file, JSON Lines or parquet.
-
-    A half-written last line, which a killed writer can leave, is left out.
-
-    Raises:
-        DFlashLabError: no such file, or not a corpus.
-    """
-    return read_rows(path)

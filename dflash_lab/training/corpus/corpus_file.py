@@ -11,6 +11,7 @@ Leaves out: writing answers as they come (`answer_log.py`).
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
 from collections.abc import Iterable
@@ -49,8 +50,10 @@ def answers_on_disk(path: Path) -> int:
     return len({row["index"] for f in files for row in read_json_lines(f)[1]})
 
 
-def read_rows(path: Path) -> tuple[dict, list[dict]]:
-    """Header and rows of a finished or unfinished corpus, JSON Lines or parquet.
+def read_corpus(path: Path) -> tuple[dict, list[dict]]:
+    """Header and rows of a corpus file, JSON Lines or parquet.
+
+    A half-written last line, which a killed writer can leave, is left out.
 
     Raises:
         DFlashLabError: no such file, or not a corpus.
@@ -164,15 +167,10 @@ def has_header(path: Path) -> bool:
 
 def whole_lines(path: Path) -> int:
     """Bytes up to and with the last line end; 0 for no file."""
-    if not path.exists():
+    if not path.exists() or path.stat().st_size == 0:
         return 0
-    with open(path, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - 2**16)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
-            end = start
-    return 0
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        return data.rfind(b"\n") + 1

@@ -43,7 +43,7 @@ def processes_from_environment() -> Processes:
     Raises:
         DFlashLabError: a WORLD_SIZE or RANK that makes no sense, or no `accelerate`.
     """
-    numbers = {}
+    numbers: dict[str, int] = {}
     for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "")):
         text = os.environ.get(name) or default or str(numbers["RANK"])
         if not text.isdigit():

@@ -4,7 +4,8 @@ Every source yields candidates (`messages`, or one `prompt`); `choose_prompts` e
 them, and leaves out repeated ones, ones close to a held-out prompt, and ones that are
 too long, and counts what it left out.
 
-Leaves out: the grammar (`prompts.py`), and the answers (`corpus.py`).
+Leaves out: the grammar (`prompts.py`), chat templates (`chat.py`), and the answers
+(`corpus.py`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs.pair import Pair
 from dflash_lab.pairs.prompts import load_prompts, prompt_set_names
-from dflash_lab.training.corpus.corpus import self_written_prompts
+from dflash_lab.training.corpus.chat import encode_messages, messages_of, user_header
+from dflash_lab.training.corpus.corpus import write_corpus
+from dflash_lab.training.corpus.corpus_file import read_corpus
 from dflash_lab.training.corpus.processes import ALONE, Processes
 from dflash_lab.training.corpus.prompts import (
     KINDS,
@@ -63,7 +66,7 @@ def read_prompt_file(path: Path) -> list[dict]:
             continue
         try:
             row = json.loads(line)
-            candidate = {"kind": str(row.get("kind", Path(path).stem))}
+            candidate: dict = {"kind": str(row.get("kind", Path(path).stem))}
             if "id" in row:
                 candidate["id"] = str(row["id"])
             candidate["messages"] = _messages_in(row)
@@ -153,73 +156,6 @@ def describe_skipped(skipped: Counter) -> str:
     return ", ".join(f"{number} {reason}" for reason, number in skipped.items())
 
 
-def messages_of(row: dict) -> list[dict]:
-    """The conversation of a candidate or a corpus row, as chat messages."""
-    if "messages" in row:
-        return row["messages"]
-    return [{"role": "user", "content": row["prompt"]}]
-
-
-def encode_messages(pair: Pair, messages: Sequence[dict]) -> list[int]:
-    """Token ids of chat messages that the target should answer.
-
-    Raises:
-        DFlashLabError: no tokenizer, or a message that its chat template refuses.
-    """
-    from jinja2 import TemplateError
-
-    if len(messages) == 1:
-        return pair.encode(messages[0]["content"])
-    if pair.tokenizer is None or not getattr(pair.tokenizer, "chat_template", None):
-        return pair.encode(["\n".join(m["content"] for m in messages)])
-    try:
-        return pair.tokenizer.apply_chat_template(
-            list(messages),
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            enable_thinking=pair.thinking,
-        )
-    except TemplateError as error:
-        roles = ", ".join(m["role"] for m in messages)
-        raise DFlashLabError(
-            f"the chat template of {pair.name} refuses messages of the roles {roles}: "
-            f"{error}"
-        ) from None
-
-
-def user_header(pair: Pair) -> tuple[list[int], list[int]]:
-    """How a user's turn begins and ends in the pair's chat template.
-
-    Returns:
-        The ids up to where the user's words begin, and the ids that end them.
-
-    Raises:
-        DFlashLabError: the tokenizer has no chat template.
-    """
-    if not getattr(pair.tokenizer, "chat_template", None):
-        raise DFlashLabError(
-            f"{pair.name} has no chat template behind whose header it could write "
-            "prompts; give a file of prompts"
-        )
-    marker = "@@@@"
-    text = pair.tokenizer.apply_chat_template(
-        [{"role": "user", "content": marker}],
-        add_generation_prompt=True,
-        tokenize=False,
-        enable_thinking=pair.thinking,
-    )
-    before, after = text.split(marker)
-
-    def encode(part: str) -> list[int]:
-        return pair.tokenizer.encode(part, add_special_tokens=False)
-
-    ends = set(pair.stop_token_ids)
-    # Where no stop token closes the user's turn, the template's next mark does.
-    ends |= set(encode(after)[:1]) & set(pair.tokenizer.added_tokens_decoder)
-    return encode(before), sorted(ends)
-
-
 def target_written_prompts(
     pair: Pair,
     path: Path,
@@ -231,13 +167,16 @@ def target_written_prompts(
     seed: int = 0,
     processes: Processes = ALONE,
 ) -> tuple[list[dict], Counter]:
-    """`count` prompts that the target writes itself (see `self_written_prompts`).
+    """`count` prompts that the target writes when given only the user's header.
 
-    Many draws repeat each other or do not end, so more are drawn until enough are left.
+    An instruct target was trained on what users ask, and sampling behind the opening
+    of a user's turn gives a varied picture of it (Magpie, arXiv:2406.08464). Kept are
+    distinct texts of three words or more that ended by themselves; more are drawn
+    until enough are left.
 
     Args:
         pair: an instruct target.
-        path: file of the raw draws.
+        path: corpus file of the raw draws, kept for resuming.
         count: how many prompts.
         is_close: as for `choose_prompts`.
         max_prompt_tokens: as for `choose_prompts`.
@@ -249,23 +188,32 @@ def target_written_prompts(
         As `choose_prompts`.
 
     Raises:
-        DFlashLabError: eight draws per prompt did not suffice.
+        DFlashLabError: eight draws per prompt did not suffice; and as `write_corpus`.
     """
     begin, ends = user_header(pair)
     draws = count + count // 2 + 16
     while True:
-        texts = self_written_prompts(
+        write_corpus(
             pair.target,
-            begin,
+            [{"kind": "self", "prompt_ids": begin} for _ in range(draws)],
             path,
-            draws,
             stop_token_ids=ends,
-            decode=pair.decode,
+            header={"self_written_prompts": True},
+            temperatures=(1.0,),
+            max_new_tokens=72,
             batch_size=batch_size,
             seed=seed,
             processes=processes,
         )
-        candidates = [{"kind": "self", "prompt": text} for text in texts]
+        rows = {r["index"]: r for r in read_corpus(path)[1] if not r["truncated"]}
+        # Rows beyond `draws` are of an earlier call that drew more.
+        ended = [rows[index]["answer_ids"] for index in range(draws) if index in rows]
+        texts = [pair.decode(ids).strip() for ids in ended]
+        candidates = [
+            {"kind": "self", "prompt": text}
+            for text in dict.fromkeys(texts)
+            if len(text.split()) >= 3
+        ]
         chosen, skipped = _sift(candidates, pair, count, is_close, max_prompt_tokens)
         if len(chosen) == count:
             return chosen, skipped

@@ -51,6 +51,8 @@ _THINGS = """apples|pencils|marbles|tickets|cookies|stickers|books|eggs|seashell
 _PLACES = """bakery|school|farm|library|market|garage|garden shop|hotel|museum|post office
 |cinema|hospital|gym|campsite|workshop|harbour""".replace("\n", "").split("|")
 
+_WORDS = _THINGS + _PLACES + _TOPICS
+
 # Each template names its slots; numbers are n1..n4 with n1 > n2 and n3, n4 small.
 _TEMPLATES = {
     "math": (
@@ -144,6 +146,7 @@ _SLOTS = {
     "unit_a": "miles|pounds|Celsius|inches|gallons|minutes|kilobytes",
     "unit_b": "kilometres|kilograms|Fahrenheit|centimetres|litres|seconds|bytes",
 }
+_CHOICES = {slot: choices.split("|") for slot, choices in _SLOTS.items()}
 
 _SENTENCES = (
     "{name} opened a {place} near the river {n3} years ago.",
@@ -163,7 +166,8 @@ _SENTENCES = (
 )
 
 
-def _slots(rng: random.Random) -> dict[str, object]:
+def _fill(template: str, rng: random.Random) -> str:
+    """The template with its slots filled; all are drawn, also those that it lacks."""
     topic, topic2 = rng.sample(_TOPICS, 2)
     name, name2 = rng.sample(_NAMES, 2)
     small = rng.randint(2, 12)
@@ -181,13 +185,12 @@ def _slots(rng: random.Random) -> dict[str, object]:
         "n4": small,
         "n5": small * rng.randint(3, 20),
     }
-    for slot, choices in _SLOTS.items():
-        slots[slot] = rng.choice(choices.split("|"))
-    words = rng.sample(_THINGS + _PLACES + _TOPICS, rng.randint(4, 8))
-    slots["words"] = ", ".join(words)
+    slots |= {slot: rng.choice(choices) for slot, choices in _CHOICES.items()}
+    slots["words"] = ", ".join(rng.sample(_WORDS, rng.randint(4, 8)))
     sentences = rng.sample(_SENTENCES, rng.randint(3, 5))
-    slots["passage"] = " ".join(sentence.format(**slots) for sentence in sentences)
-    return slots
+    if "{passage}" in template:
+        slots["passage"] = " ".join(sentences).format(**slots)
+    return template.format(**slots)
 
 
 def _draw(
@@ -195,7 +198,7 @@ def _draw(
 ) -> str:
     """A prompt of this kind that is new and allowed."""
     for _ in range(2000):
-        prompt = rng.choice(_TEMPLATES[kind]).format(**_slots(rng))
+        prompt = _fill(rng.choice(_TEMPLATES[kind]), rng)
         if prompt not in seen and not too_close(prompt, forbidden):
             return prompt
     raise DFlashLabError(

@@ -8,7 +8,7 @@ of its own which a drafter must learn from the target, not from the grammar.
 
 Held-out prompts are those whose hash falls in a fixed tenth; training never draws them.
 
-Leaves out: the tokenizer and the models (`tiny.py`).
+Leaves out: the tokenizer and the models (`training/run/tiny.py`).
 """
 
 from __future__ import annotations
@@ -19,32 +19,16 @@ from collections.abc import Iterator
 
 KINDS = ("math", "code", "chat", "rewrite")
 
-_NAMES = [
-    "Mia",
-    "Tom",
-    "Ana",
-    "Ben",
-    "Lily",
-    "Sam",
-    "Eva",
-    "Max",
-    "Zoe",
-    "Leo",
-    "Ida",
-    "Finn",
-]
-_FRUIT = [
-    "apples",
-    "pears",
-    "plums",
-    "figs",
-    "nuts",
-    "shells",
-    "stones",
-    "cards",
-    "coins",
-    "stamps",
-]
+_NAMES, _FRUIT, _WORDS = map(
+    str.split,
+    (
+        "Mia Tom Ana Ben Lily Sam Eva Max Zoe Leo Ida Finn",
+        "apples pears plums figs nuts shells stones cards coins stamps",
+        "anchor basket candle desk engine feather garden hammer island jacket kettle "
+        "ladder mirror needle orange pencil quilt ribbon saddle table umbrella valley "
+        "window yarn",
+    ),
+)
 _ANIMALS = {
     "fox": ("red", "mice", "forest", "quick"),
     "owl": ("brown", "mice", "old barn", "quiet"),
@@ -59,32 +43,6 @@ _ANIMALS = {
     "hare": ("brown", "clover", "meadow", "fast"),
     "duck": ("yellow", "snails", "river", "cheerful"),
 }
-_WORDS = [
-    "anchor",
-    "basket",
-    "candle",
-    "desk",
-    "engine",
-    "feather",
-    "garden",
-    "hammer",
-    "island",
-    "jacket",
-    "kettle",
-    "ladder",
-    "mirror",
-    "needle",
-    "orange",
-    "pencil",
-    "quilt",
-    "ribbon",
-    "saddle",
-    "table",
-    "umbrella",
-    "valley",
-    "window",
-    "yarn",
-]
 _VARIABLES = ["x", "y", "n", "a", "total", "count", "value", "number"]
 _OPS = {"adds": "+", "subtracts": "-", "multiplies": "*"}
 

@@ -5,7 +5,8 @@ anew whenever a sequence is seen (paper section 4.2). An anchor is a supervised 
 followed by another supervised token; blocks may overlap and may run past the end, where
 their labels do not count.
 
-Leaves out: the attention mask of the blocks (`masks.py`), which decoding shares.
+Leaves out: the attention mask of the blocks (`conditioning/masks.py`), which decoding
+    shares.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 `build_batch` turns texts and their features into a `TrainingBatch`: blocks at random
 anchors, positions, masks, and for distillation the target's own head inputs. It holds
-the whole convention of training; `analysis/parity.py` compares it with decoding, and
+the whole convention of training; `training/parity.py` compares it with decoding, and
 `faults.py` breaks it on purpose.
 
-Leaves out: the passes (`objective.py`), and where features come from (`features.py`).
+Leaves out: the passes (`training/objective.py`), and where features come from
+    (`features.py`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.training.corpus.corpus import read_corpus
+from dflash_lab.training.corpus.corpus_file import read_corpus
 
 
 @dataclass(frozen=True)

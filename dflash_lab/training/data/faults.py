@@ -2,7 +2,7 @@
 
 Each has been reported for a real trainer; each trains to fair or excellent figures and
 then decodes badly, while the output stays lossless. A fault bends one thing: a training
-batch, the tapped layers, or the texts. All are off by default; `analysis/parity.py`
+batch, the tapped layers, or the texts. All are off by default; `training/parity.py`
 catches each of them, and the same functions tell which fault a finished drafter was
 trained with.
 

@@ -5,7 +5,7 @@
     result = run.result()          # waits; an interrupt stops the run with a checkpoint
     result = await run.wait()      # in a notebook: buttons go on working meanwhile
 
-Leaves out: pictures and buttons (`widgets/training_monitor.py`).
+Leaves out: pictures and buttons (`views/widgets/training_monitor.py`).
 """
 
 from __future__ import annotations

@@ -1,29 +1,52 @@
 """Settings of a training run: one YAML file, every field overridable.
 
-A field is named by its section and name (`optimizer.learning_rate`); unknown fields and
-values of the wrong type are refused by name. Defaults follow the paper's appendix A.1
-where it gives a value.
+A field is named by its section and name (`optimizer.learning_rate`); unknown fields,
+values of the wrong type and values out of range are refused by name. Defaults follow
+the paper's appendix A.1 where it gives a value.
 
 Leaves out: what the settings do.
 """
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, field, fields
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    StrictBool,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.dataclasses import dataclass
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.training.data.faults import find_faults
-from dflash_lab.training.losses import LOSSES
-
-PRECISIONS = ("no", "bf16")
-CONDITIONINGS = ("kv", "input", "none")
 
 
-@dataclass(frozen=True)
+def _read_number(value: Any) -> Any:
+    """YAML reads 6e-4 as text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+# Strict: True is no number, and neither 1 nor 'yes' is a switch.
+Number = Annotated[float, Strict(), BeforeValidator(_read_number)]
+Positive = Annotated[Number, Field(gt=0)]
+Count = Annotated[StrictInt, Field(ge=1)]
+_KNOWN_FIELDS = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, config=_KNOWN_FIELDS)
 class DrafterSettings:
     """The drafter to train.
 
@@ -34,23 +57,23 @@ class DrafterSettings:
         target_layer_ids: tapped target layers, in place of `num_features`.
         mask_token_id: an unused row of the embedding table; the pair's own if None.
         conditioning: `kv` as in the paper; for comparison `input` (features enter at
-            the bottom only, see `input_fusion.py`), or `none` (no features).
+            the bottom only, see `drafter/input_fusion.py`), or `none` (no features).
         init_from: a drafter folder to go on from; it decides the shape.
         init_layers: target layers, one for each drafter layer, whose weights a fresh
             drafter starts with where their shapes agree.
     """
 
-    num_hidden_layers: int = 5
-    block_size: int = 16
-    num_features: int = 5
-    target_layer_ids: list[int] | None = None
-    mask_token_id: int | None = None
-    conditioning: str = "kv"
+    num_hidden_layers: StrictInt = 5
+    block_size: StrictInt = 16
+    num_features: StrictInt = 5
+    target_layer_ids: list[StrictInt] | None = None
+    mask_token_id: StrictInt | None = None
+    conditioning: Literal["kv", "input", "none"] = "kv"
     init_from: str | None = None
-    init_layers: list[int] | None = None
+    init_layers: list[StrictInt] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_KNOWN_FIELDS)
 class CorpusSettings:
     """A corpus that the run writes itself, if `data.corpus` names none.
 
@@ -64,14 +87,14 @@ class CorpusSettings:
     """
 
     prompts: str = "generator"
-    num_prompts: int | None = None
-    temperatures: list[float] = field(default_factory=lambda: [0.0])
-    max_new_tokens: int = 256
-    batch_size: int = 64
-    seed: int = 0
+    num_prompts: StrictInt | None = None
+    temperatures: list[Number] = field(default_factory=lambda: [0.0])
+    max_new_tokens: StrictInt = 256
+    batch_size: StrictInt = 64
+    seed: StrictInt = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_KNOWN_FIELDS)
 class DataSettings:
     """The texts of a run.
 
@@ -88,43 +111,44 @@ class DataSettings:
     """
 
     corpus: list[str] = field(default_factory=list)
-    max_length: int = 3072
-    features: str = "offline"
+    max_length: Annotated[StrictInt, Field(ge=3)] = 3072
+    features: Literal["offline", "online"] = "offline"
     feature_folder: str | None = None
-    batch_size: int = 16
-    accumulation: int = 1
-    num_anchors: int = 512
-    reveal: float = 0.0
+    batch_size: Count = 16
+    accumulation: Count = 1
+    num_anchors: Count = 512
+    reveal: Annotated[Number, Field(ge=0, le=1)] = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_KNOWN_FIELDS)
 class ObjectiveSettings:
     """The loss and the kernels behind it.
 
     Args:
-        loss: `ce`, `kl` or `dpace` (see `losses.py`).
+        loss: `ce`, `kl` or `dpace` (see `training/losses.py`).
         gamma: of the decay; the paper's for the block size if None.
         head_tokens: so many most frequent tokens of the corpus as candidates, the
             whole vocabulary if None.
         extra_negatives: other candidates that join each step, if `head_tokens` is set.
         chunk: rows whose logits exist at a time.
-        attention: `sdpa`, `split`, `flex` (CUDA), or `auto` (see `attention.py`).
+        attention: `sdpa`, `split`, `flex` (CUDA), or `auto` (see
+            `conditioning/attention.py`).
         mixed_precision: `no` or `bf16` (autocast; weights and optimiser in float32).
         compile: fuse the drafter's pass with torch.compile, which takes a minute once
             and on a CPU needs a C++ compiler.
     """
 
-    loss: str = "ce"
-    gamma: float | None = None
-    head_tokens: int | None = None
-    extra_negatives: int = 1024
-    chunk: int = 512
-    attention: str = "auto"
-    mixed_precision: str = "no"
-    compile: bool = False
+    loss: Literal["ce", "kl", "dpace"] = "ce"
+    gamma: Number | None = None
+    head_tokens: StrictInt | None = None
+    extra_negatives: StrictInt = 1024
+    chunk: Count = 512
+    attention: Literal["auto", "sdpa", "split", "flex"] = "auto"
+    mixed_precision: Literal["no", "bf16"] = "no"
+    compile: StrictBool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_KNOWN_FIELDS)
 class OptimizerSettings:
     """AdamW with warm-up and cosine, and how long to train.
 
@@ -141,17 +165,17 @@ class OptimizerSettings:
         clock: of `minutes`: `wall`, or `cpu` for processor time over all threads.
     """
 
-    learning_rate: float = 6e-4
-    warmup_ratio: float = 0.04
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    epochs: float = 6.0
-    steps: int | None = None
-    minutes: float | None = None
-    clock: str = "wall"
+    learning_rate: Positive = 6e-4
+    warmup_ratio: Annotated[Number, Field(ge=0, lt=1)] = 0.04
+    weight_decay: Number = 0.0
+    max_grad_norm: Number = 1.0
+    epochs: Positive = 6.0
+    steps: Count | None = None
+    minutes: Positive | None = None
+    clock: Literal["wall", "cpu"] = "wall"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_KNOWN_FIELDS)
 class LogSettings:
     """What a run reports, and when it saves.
 
@@ -166,17 +190,17 @@ class LogSettings:
         keep_drafters: keep the drafter in `kept/` whenever the blocks have doubled.
     """
 
-    every: int = 50
-    save_minutes: float = 10.0
-    eval_every: int | None = None
-    eval_prompts: int = 5
-    eval_tokens: int = 128
-    final_prompts: int | None = None
+    every: Count = 50
+    save_minutes: Positive = 10.0
+    eval_every: StrictInt | None = None
+    eval_prompts: Count = 5
+    eval_tokens: StrictInt = 128
+    final_prompts: StrictInt | None = None
     tracker: str | None = None
-    keep_drafters: bool = False
+    keep_drafters: StrictBool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_KNOWN_FIELDS)
 class TrainConfig:
     """All settings of a run.
 
@@ -188,7 +212,7 @@ class TrainConfig:
         device: `cpu`, `cuda`, or `auto`.
         thinking: whether answers were written in thinking mode.
         seed: of weights, order and anchors.
-        faults: bugs to switch on (see `faults.py`), for study.
+        faults: bugs to switch on (see `training/data/faults.py`), for study.
     """
 
     out: str = "run"
@@ -196,8 +220,8 @@ class TrainConfig:
     target: str | None = None
     dtype: str = "float32"
     device: str = "auto"
-    thinking: bool = False
-    seed: int = 0
+    thinking: StrictBool = False
+    seed: StrictInt = 0
     drafter: DrafterSettings = field(default_factory=DrafterSettings)
     corpus: CorpusSettings = field(default_factory=CorpusSettings)
     data: DataSettings = field(default_factory=DataSettings)
@@ -206,58 +230,6 @@ class TrainConfig:
     log: LogSettings = field(default_factory=LogSettings)
     faults: list[str] = field(default_factory=list)
 
-    def __post_init__(self):
-        for value, name, known in (
-            (self.objective.loss, "objective.loss", LOSSES),
-            (
-                self.objective.attention,
-                "objective.attention",
-                ("auto", "sdpa", "split", "flex"),
-            ),
-            (self.objective.mixed_precision, "objective.mixed_precision", PRECISIONS),
-            (self.data.features, "data.features", ("offline", "online")),
-            (
-                self.drafter.conditioning,
-                "drafter.conditioning",
-                ("kv", "input", "none"),
-            ),
-            (self.optimizer.clock, "optimizer.clock", ("wall", "cpu")),
-        ):
-            if value not in known:
-                raise DFlashLabError(f"{name} {value!r}; choose {' or '.join(known)}")
-        for value, name, least in (
-            (self.data.batch_size, "data.batch_size", 1),
-            (self.data.accumulation, "data.accumulation", 1),
-            (self.data.num_anchors, "data.num_anchors", 1),
-            (self.data.max_length, "data.max_length", 3),
-            (self.objective.chunk, "objective.chunk", 1),
-            (self.log.every, "log.every", 1),
-            (self.log.eval_prompts, "log.eval_prompts", 1),
-            (_or_one(self.optimizer.steps), "optimizer.steps", 1),
-        ):
-            if value < least:
-                raise DFlashLabError(f"{name} {value} must be {least} or more")
-        for value, name in (
-            (self.optimizer.epochs, "optimizer.epochs"),
-            (self.optimizer.learning_rate, "optimizer.learning_rate"),
-            (_or_one(self.optimizer.minutes), "optimizer.minutes"),
-            (self.log.save_minutes, "log.save_minutes"),
-        ):
-            if value <= 0:
-                raise DFlashLabError(f"{name} {value} must be above 0")
-        if not 0 <= self.optimizer.warmup_ratio < 1:
-            raise DFlashLabError(
-                f"optimizer.warmup_ratio {self.optimizer.warmup_ratio} must be at "
-                "least 0 and below 1"
-            )
-        if not 0 <= self.data.reveal <= 1:
-            raise DFlashLabError(f"data.reveal {self.data.reveal} is outside 0..1")
-        find_faults(self.faults)
-
-
-def _or_one(value: float | None) -> float:
-    return 1 if value is None else value
-
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Settings of a YAML file, with overrides such as `optimizer.steps=200`.
@@ -265,7 +237,6 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     Raises:
         DFlashLabError: no such file, unknown field, wrong type, value out of range.
     """
-    yaml = _yaml()
     path = Path(path)
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -274,77 +245,50 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DFlashLabError(f"{path} is no valid YAML: {error}") from None
     for override in overrides:
-        name, equals, text = override.partition("=")
-        if not equals:
-            raise DFlashLabError(
-                f"--set {override!r} has no '='; write section.field=1"
-            )
-        place = values
-        *sections, last = name.strip().split(".")
-        for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
-                raise DFlashLabError(f"--set {override!r}: {section} is no section")
-        place[last] = yaml.safe_load(text)
+        _set(values, override)
     return from_dict(values)
 
 
 def from_dict(values: dict) -> TrainConfig:
-    """Settings of nested dictionaries."""
-    return _build(TrainConfig, values, "")
+    """Settings of nested dictionaries.
+
+    Raises:
+        DFlashLabError: unknown field, wrong type, value out of range.
+    """
+    try:
+        config = TypeAdapter(TrainConfig).validate_python(values)
+    except ValidationError as error:
+        raise DFlashLabError(_first_problem(error)) from None
+    find_faults(config.faults)
+    return config
 
 
 def to_yaml(config: TrainConfig) -> str:
     """The YAML text that `load_config` reads back."""
-    return _yaml().safe_dump(asdict(config), sort_keys=False)
+    return yaml.safe_dump(asdict(config), sort_keys=False)
 
 
-def _build(kind, values, where: str):
-    if not isinstance(values, dict):
-        raise DFlashLabError(f"{where or 'the config'} must be a section of fields")
-    hints = typing.get_type_hints(kind)
-    known = {f.name for f in fields(kind)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise DFlashLabError(
-            f"unknown field {where}{unknown[0]}; known are "
-            f"{', '.join(where + name for name in sorted(known))}"
-        )
-    arguments = {}
-    for name, value in values.items():
-        if is_dataclass(hints[name]):
-            arguments[name] = _build(hints[name], value, f"{where}{name}.")
-        else:
-            arguments[name] = _typed(value, hints[name], f"{where}{name}")
-    return kind(**arguments)
+def _set(values: dict, override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals:
+        raise DFlashLabError(f"--set {override!r} has no '='; write section.field=1")
+    *sections, last = name.strip().split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise DFlashLabError(f"--set {override!r}: {section} is no section")
+    values[last] = yaml.safe_load(text)
 
 
-def _typed(value, hint, name: str):
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for kind in kinds:
-        plain = typing.get_origin(kind) or kind
-        if plain is type(None) and value is None:
-            return None
-        if plain is float and isinstance(value, (int, float, str)):
-            try:  # YAML reads 6e-4 as text
-                if not isinstance(value, bool):
-                    return float(value)
-            except ValueError:
-                continue
-        if plain is list and isinstance(value, list):
-            (item,) = typing.get_args(kind)
-            return [_typed(v, item, name) for v in value]
-        if plain in (int, bool, str) and type(value) is plain:
-            return value
-    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-    raise DFlashLabError(f"{name} is {value!r}; expected {wanted}")
-
-
-def _yaml():
-    try:
-        import yaml
-    except ImportError:
-        raise DFlashLabError(
-            "training configs need PyYAML; pip install 'dflash-lab[train]'"
-        ) from None
-    return yaml
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    name = ".".join(map(str, problem["loc"])) or "the config"
+    if problem["type"] == "unexpected_keyword_argument":
+        *section, _ = map(str, problem["loc"])
+        owner = getattr(TrainConfig(), section[0]) if section else TrainConfig
+        known = ", ".join(".".join([*section, f.name]) for f in fields(owner))
+        return f"unknown field {name}; known are {known}"
+    if problem["type"] == "dataclass_type":
+        return f"{name} is {problem['input']!r}; it must be a section of fields"
+    wanted = problem["msg"].replace("Input should", "it must")
+    return f"{name} is {problem['input']!r}; {wanted}"

@@ -1,6 +1,6 @@
 """The drafter that a run starts with: fresh, from the target's layers, or trained.
 
-Leaves out: the checkpoint format (`dflash_lab/checkpoint.py`).
+Leaves out: the checkpoint format (`drafter/checkpoint.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a run must agree with before it starts: its target, and its own past.
 
-Leaves out: checks of tensors (`analysis/parity.py`).
+Leaves out: checks of tensors (`training/parity.py`).
 """
 
 from __future__ import annotations

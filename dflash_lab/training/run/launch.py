@@ -3,7 +3,7 @@
 `dflash-lab train ...` and `accelerate launch -m dflash_lab.training ...` take the same
 ones. Importing this is light.
 
-Leaves out: the run itself (`run.py`).
+Leaves out: the run itself (`train.py`).
 """
 
 from __future__ import annotations

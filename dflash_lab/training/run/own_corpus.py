@@ -1,6 +1,7 @@
 """Prompts of any source for a pair, and a corpus that a training run writes itself.
 
-Leaves out: the sources (`prompt_sources.py`) and the decoding (`corpus.py`).
+Leaves out: the sources (`training/corpus/prompt_sources.py`) and the decoding
+    (`training/corpus/corpus.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 A run is the folder that `dflash-lab train` writes, finished or not, or a published
 drafter that has its `metrics.jsonl` beside it.
 
-Leaves out: pictures (`viz/runs.py`), and training.
+Leaves out: pictures (`views/runs.py`), and training.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The target is an ordinary `Qwen3ForCausalLM` with a byte-level BPE tokenizer and a chat
 template, so everything that loads a real pair loads this one. It learns the small world
-of `tiny_text.py` in minutes on a CPU.
+of `training/corpus/tiny_text.py` in minutes on a CPU.
 
 Leaves out: the drafter, which is trained like any other.
 """
