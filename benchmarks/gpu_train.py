@@ -21,7 +21,8 @@ import torch
 
 from dflash_lab.files import environment, write_text_atomically
 from dflash_lab.pairs.pair import load_pair
-from dflash_lab.training.corpus.corpus_file import read_corpus, write_corpus
+from dflash_lab.training.corpus.corpus import write_corpus
+from dflash_lab.training.corpus.corpus_file import read_corpus
 from dflash_lab.training.run.config import from_dict
 from dflash_lab.training.run.own_corpus import corpus_header, find_prompts
 from dflash_lab.training.run.train import train

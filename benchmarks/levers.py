@@ -26,8 +26,8 @@ from dflash_lab.clinic.diagnosis import Examination
 from dflash_lab.files import environment
 from dflash_lab.pairs.pair import load_pair
 from dflash_lab.pairs.prompts import load_prompts
-from dflash_lab.training.corpus.corpus_file import read_corpus, write_corpus
-from dflash_lab.training.corpus.corpus_file import write_rows
+from dflash_lab.training.corpus.corpus import write_corpus
+from dflash_lab.training.corpus.corpus_file import read_corpus, write_rows
 from dflash_lab.training.data.dataset import load_examples
 from dflash_lab.training.run.config import from_dict
 from dflash_lab.training.run.train import train

@@ -1,6 +1,6 @@
 """The loop as first published: caches that grow, a host that looks at everything.
 
-The same algorithm as `host_loop.py` in the fewest words: the target keeps a
+The same algorithm as `speculative/host_loop.py` in the fewest words: the target keeps a
 `DynamicCache` to which every pass appends and from which rejected rows are cropped, the
 drafter's keys and values are concatenated, and each cycle ends when the host has read
 how many drafts were accepted. It is a baseline for speed and an independent twin for

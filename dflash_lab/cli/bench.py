@@ -1,6 +1,6 @@
 """`dflash-lab bench` and `dflash-lab compare`: measure methods, compare two runs.
 
-Leaves out: measuring (`bench.py`) and tables (`bench_summary.py`).
+Leaves out: measuring (`bench.py`) and tables (`measure/bench_summary.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`dflash-lab check`: does a finished drafter fit its target and decode as it trained?
 
-Leaves out: the checks themselves (`analysis/diagnosis.py`).
+Leaves out: the checks themselves (`clinic/diagnosis.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`dflash-lab train`: a training run from a YAML file.
 
-Leaves out: its arguments (`training/launch.py`), and the run (`training/run.py`).
+Leaves out: its arguments (`training/run/launch.py`), and the run
+    (`training/run/train.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ answers in one training pass. Three things are read from that: whether walking t
 drafts gives the tau that the loop measures, whether the features matter, and whether
 the drafter would do better under a convention it should not have been trained with.
 
-Leaves out: training runs that can be looked into (`parity.py`).
+Leaves out: training runs that can be looked into (`training/parity.py`).
 """
 
 from __future__ import annotations

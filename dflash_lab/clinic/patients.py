@@ -7,7 +7,8 @@ symptoms are the accuracies of its last training steps, the same on the target's
 text as decoding sees it, and how it would do under other rules.
 `checks_before_training` shows what could have been seen before the first step.
 
-Leaves out: verdicts on finished drafters (`diagnosis.py`); pictures (`viz/clinic.py`).
+Leaves out: verdicts on finished drafters (`diagnosis.py`); pictures
+    (`views/clinic.py`).
 """
 
 from __future__ import annotations

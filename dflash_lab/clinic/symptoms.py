@@ -1,7 +1,7 @@
 """From what one sees to what is wrong: a table of symptoms.
 
 Collected from reports about public trainers and engines; the order is that in which to
-look. Leaves out the measuring (`parity.py`, `diagnosis.py`).
+look. Leaves out the measuring (`training/parity.py`, `diagnosis.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ names a decoder layer, counted from 0, and its feature is the residual stream *a
 that layer, which `transformers` calls `hidden_states[l + 1]`. Forward hooks copy out
 just these layers, so the other states of a pass are freed as usual.
 
-Leaves out: projecting the features (`drafter.py`) and targets that carry several
+Leaves out: projecting the features (`drafter/model.py`) and targets that carry several
 residual streams.
 """
 

@@ -1,11 +1,11 @@
 """Twins of one size on one corpus: train them, let them write, and judge the texts.
 
-The corpus is the small world of `training/tiny_text.py`, in the tokens of the tiny
-pair; the judge is the tiny target, which knows that world. Judged quality is the
+The corpus is the small world of `training/corpus/tiny_text.py`, in the tokens of the
+tiny pair; the judge is the tiny target, which knows that world. Judged quality is the
 target's negative log-likelihood of what was written. That alone can be cheated by
 repeating one likely phrase, so the variety of tokens stands beside it.
 
-Leaves out: figures (`viz/diffusion.py`).
+Leaves out: figures (`views/diffusion.py`).
 """
 
 from __future__ import annotations

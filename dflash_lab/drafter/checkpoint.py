@@ -1,6 +1,6 @@
 """A drafter's folder: `config.json` and safetensors, as the published checkpoints.
 
-Leaves out: what the tensors mean (`drafter.py`), and pickled weights, which run code.
+Leaves out: what the tensors mean (`model.py`), and pickled weights, which run code.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Context rows enter a layer only as keys and values; queries, feed-forward and residual
 stream exist for block rows alone (paper appendix A.3).
 
-Leaves out: which rows see which (`masks.py`) and where the context comes from.
+Leaves out: which rows see which (`conditioning/masks.py`) and where the context comes
+    from.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and often tensor shapes with DFlash v1, but their slots predict other positions,
 their layers hold more. Loaded as DFlash v1 they would run and draft nonsense, so they
 are refused by name.
 
-Leaves out: converting them; speculators' format is (`export.py`).
+Leaves out: converting them; speculators' format is (`interop/export.py`).
 """
 
 from __future__ import annotations

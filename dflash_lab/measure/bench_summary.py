@@ -6,7 +6,7 @@ method is compared with plain decoding on the same prompts. Beside the measured 
 stands the one that the cost model gives from the mean costs of a cycle, with the
 prefill that both share.
 
-Leaves out: decoding (`bench.py`), pictures (`viz/bench.py`).
+Leaves out: decoding (`bench.py`), pictures (`views/bench.py`).
 """
 
 from __future__ import annotations

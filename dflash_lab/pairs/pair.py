@@ -4,7 +4,7 @@
 `smol` is a real instruct model with a drafter trained here; any other pair is two
 folders or Hub repositories, loaded through the ordinary `transformers` loaders.
 
-Leaves out: fetching the packaged target (`packaged.py`) and prompt files
+Leaves out: fetching the packaged target (`packaged_target.py`) and prompt files
 (`prompts.py`).
 """
 

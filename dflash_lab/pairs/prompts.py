@@ -3,7 +3,7 @@
 A set is a JSON Lines file with `id`, `kind` and `turns` (user messages); any file of
 that form, or with one `prompt` per line, can take its place.
 
-Leaves out: prompts for training (`training/prompts.py`).
+Leaves out: prompts for training (`training/corpus/prompts.py`).
 """
 
 from __future__ import annotations

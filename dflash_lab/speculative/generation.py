@@ -1,6 +1,6 @@
 """What goes into a generation and what comes out of it.
 
-Leaves out: the loop between the two (`speculative.py`).
+Leaves out: the loop between the two (`generate.py`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ features of what was kept to the proposer. Rejected drafts need no undoing, beca
 caches are written by position. It serves every proposer and every rule, and is the
 reference for the static loop.
 
-Leaves out: what a user calls (`speculative.py`); fixed shapes (`static_loop.py`).
+Leaves out: what a user calls (`generate.py`); fixed shapes (`static_loop.py`).
 """
 
 from __future__ import annotations

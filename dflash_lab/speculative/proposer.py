@@ -137,7 +137,7 @@ class DFlash:
         drafter: a trained drafter; None, as a pair without one has, is refused.
         block_size: K at decoding; the trained one if None. A smaller one drafts less
             per cycle; a larger one was never trained.
-        fused: decode with a copy of the weights laid out for speed (`fused.py`);
+        fused: decode with a copy of the weights laid out for speed (`target/fused.py`);
             False runs the drafter's own modules.
 
     Raises:

@@ -4,7 +4,7 @@ The speculative loop needs four things of a target: a forward pass at given posi
 over a `PositionCache`, the raw embedding table, the language-model head, and its
 limits. `Target` supplies them and nothing else, and changes no weight.
 
-Leaves out: tokenizers and chat templates (`pairs.py`), and targets with recurrent
+Leaves out: tokenizers and chat templates (`pairs/pair.py`), and targets with recurrent
 state, whose rejected tokens cannot be taken back from a cache.
 """
 
