@@ -51,5 +51,5 @@ def require(checks: list[Check]) -> None:
 
 
 def fault_check(name: str, measured: str, fault: str, passed: bool) -> Check:
-    """A check whose failure means one of the known faults (see `faults.py`)."""
+    """A check whose failure means one of the known faults (see `data/faults.py`)."""
     return Check(name, passed, measured, FAULTS[fault].what, FAULTS[fault].fix)
