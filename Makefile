@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint env lessons site slides clean
+.PHONY: demo test check lint types env lessons site slides clean
 
 env: $(VENV)/ready
 
@@ -19,6 +19,13 @@ demo: env
 
 test: env
 	$(BIN)/python -m pytest
+
+# For the hand: lint, types, and the tests that take no longer than a second or two.
+check: lint types
+	$(BIN)/python -m pytest -m "not slow"
+
+types: env
+	$(BIN)/mypy
 
 lint: env
 	$(BIN)/ruff check .

@@ -38,10 +38,9 @@ def read_fields(config: dict) -> dict[str, Any]:
                 f"config.json has no dflash_config.{name}; it cannot be guessed, "
                 "add the value the drafter was trained with"
             )
-    if config.get("hidden_act", "silu") != "silu":
-        raise DFlashLabError(
-            f"hidden_act {config['hidden_act']!r} is not supported, only 'silu'"
-        )
+    act = config.get("hidden_act", "silu")
+    if act != "silu":
+        raise DFlashLabError(f"hidden_act {act!r} is not supported, only 'silu'")
     rope = rope_settings(config)
     if rope.get("partial_rotary_factor", 1) != 1:
         raise DFlashLabError(

@@ -23,7 +23,6 @@ from dflash_lab.speculative.generation import (
     as_prompts,
     new_row,
 )
-from dflash_lab.speculative.graphs import check_compiler
 from dflash_lab.speculative.host_loop import HostLoop
 from dflash_lab.speculative.proposer import Proposer
 from dflash_lab.speculative.sampling import Sampling
@@ -107,8 +106,6 @@ def speculative_generate(
         logits_processor,
         output_scores,
     )
-    if compile:
-        check_compiler()
     static = _choose_loop(loop, strict or compile, can_run(request))
     request.trace.header |= {"loop": "static" if static else "host", "strict": strict}
     with torch.inference_mode(), target.tap(proposer.target_layer_ids) as tap:
@@ -119,17 +116,8 @@ def speculative_generate(
         )
         started = time.perf_counter()
         first_token = run.run()
-        seconds = time.perf_counter() - started
-    rows = request.rows
-    return GenerationResult(
-        output_ids=[row.output for row in rows],
-        stop_reasons=[row.stop_reason or "" for row in rows],
-        trace=request.trace,
-        seconds=seconds,
-        time_to_first_token=first_token - started,
-        scores=[row.scores for row in rows] if output_scores else None,
-        logits=[row.logits for row in rows] if output_scores else None,
-    )
+        ended = time.perf_counter()
+    return GenerationResult.of(request, ended - started, first_token - started)
 
 
 def _seeds(asked: Sequence[int] | None, sampling: Sampling, count: int) -> list[int]:

@@ -42,6 +42,26 @@ class GenerationResult:
     scores: list[list[Tensor]] | None = None
     logits: list[list[Tensor]] | None = None
 
+    @classmethod
+    def of(cls, request: Request, seconds: float, first: float) -> GenerationResult:
+        """What a finished request returned, and when.
+
+        Args:
+            request: its rows hold what was generated.
+            seconds: of all of it.
+            first: seconds until the first token.
+        """
+        rows, kept = request.rows, request.keep_scores
+        return cls(
+            [row.output for row in rows],
+            [row.stop_reason or "" for row in rows],
+            request.trace,
+            seconds,
+            first,
+            [row.scores for row in rows] if kept else None,
+            [row.logits for row in rows] if kept else None,
+        )
+
     @property
     def tau(self) -> float:
         """Mean acceptance length over all cycles, bonus token counted."""

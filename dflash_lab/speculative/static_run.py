@@ -9,7 +9,7 @@ import time
 
 from dflash_lab.conditioning.taps import FeatureTap
 from dflash_lab.speculative.generation import Request, Row
-from dflash_lab.speculative.graphs import CycleReport, make_cycles
+from dflash_lab.speculative.graphs import CycleReport, check_compiler, make_cycles
 from dflash_lab.speculative.proposer import DFlash, Plain
 from dflash_lab.speculative.sampling import nan_error
 from dflash_lab.speculative.static_loop import (
@@ -45,6 +45,8 @@ class StaticRun:
 
     def __init__(self, request: Request, tap: FeatureTap, strict: bool, compile: bool):
         assert isinstance(request.proposer, (DFlash, Plain))
+        if compile:
+            check_compiler()
         step = GRANULARITY.get(request.target.device.type, FINE)
         self.loop = StaticLoop(
             request.target,
