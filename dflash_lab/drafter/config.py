@@ -5,7 +5,6 @@ Leaves out: where a `config.json` says them (`config_file.py`).
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -141,7 +140,7 @@ class DFlashConfig:
                 f"{self.num_key_value_heads} key/value heads evenly"
             )
 
-    @functools.cached_property
+    @property
     def attention_patterns(self) -> dict[str, AttentionPattern]:
         """What each kind of layer that occurs may see."""
         return {

@@ -57,6 +57,7 @@ class DFlashDraftModel(nn.Module):
             )
         super().__init__()
         self.config = config
+        self.patterns = config.attention_patterns
         features = len(config.target_layer_ids) * config.hidden_size
         self.fc = nn.Linear(features, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -171,7 +172,7 @@ class DFlashDraftModel(nn.Module):
         cos, sin = self.rotary(noise_embedding, positions)
         contexts = [cache.read(i, span) for i in range(len(self.layers))]
         masks = decoding_masks(
-            self.config.attention_patterns,
+            self.patterns,
             start.to(self.device),
             span,
             block_size,

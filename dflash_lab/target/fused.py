@@ -121,6 +121,7 @@ class FusedDrafter:
     def __init__(self, drafter: DFlashDraftModel):
         config = drafter.config
         self.config, self.dtype, self.device = config, drafter.dtype, drafter.device
+        self._patterns = config.attention_patterns
         copy = small_enough(drafter.parameters())
         self._fc = as_packed([drafter.fc], copy)
         self._layers = [
@@ -166,7 +167,7 @@ class FusedDrafter:
         rope = self._rope.at(block_position_ids(start[:, None], block_size))
         span = cache.span_before(start)
         masks = decoding_masks(
-            self.config.attention_patterns,
+            self._patterns,
             start.to(self.device),
             span,
             block_size,
