@@ -1,6 +1,6 @@
 """The files of a demo: summary, trace, figures and one HTML page.
 
-Leaves out: decoding (`demo.py`) and how figures and page look (`viz/`).
+Leaves out: decoding (`demo_run.py`) and how figures and page look (`views/`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dflash_lab.cli.demo import TurnResult
+from dflash_lab.cli.demo_run import TurnResult
 from dflash_lab.files import write_text_atomically
 from dflash_lab.pairs.pair import Pair
 from dflash_lab.speculative.trace import DecodeTrace
@@ -27,12 +27,6 @@ def write_outputs(
     Returns:
         Path of the report.
     """
-    from dflash_lab.views.curves import (
-        acceptance_figure,
-        figure_png,
-        length_histogram,
-        time_figure,
-    )
     from dflash_lab.views.report import render_report
     from dflash_lab.views.tokens import token_states
 
@@ -41,40 +35,22 @@ def write_outputs(
     write_text_atomically(folder / "summary.json", text)
     merged = merge_traces(traces, [result.id for result in results])
     merged.to_jsonl(folder / "trace.jsonl")
-
-    lengths = [n for r in results for n in r.dflash.trace.acceptance_lengths[0]]
-    rates, drafted = (
-        summary["acceptance_per_position"],
-        summary["drafted_per_position"],
-    )
-    figures = {}
-    if rates:  # answers of one token have no cycle
-        figures["time"] = time_figure(_time_rows(summary))
-        figures["acceptance"] = acceptance_figure(rates, drafted)
-        figures["lengths"] = length_histogram(lengths, summary["block_size"])
-    shown = []
-    for name in ("acceptance", "lengths", "time"):
-        if name in figures:
-            figure, alt = figures[name]
-            picture = figure_png(figure)
-            (folder / f"{name}.png").write_bytes(picture)
-            shown.append((picture, alt, *_caption(name, summary)))
     report = {
         "title": f"DFlash decoding, pair {pair.name}",
         "pair": pair.name,
         "dtype": summary["dtype"],
         "machine": summary["environment"],
         "summary": summary,
-        "decode": pair.tokenizer.decode,
-        "figures": shown,
+        "decode": pair.need_tokenizer().decode,
+        "figures": _write_figures(results, summary, folder),
         "prompts": [
             {
                 "id": r.id,
                 "kind": r.kind,
                 "text": r.text,
-                "pairs": token_states(r.dflash.trace, 0, r.dflash.output_ids[0]),
-                "cycles": r.dflash.trace.cycles,
-                "tau": r.dflash.tau,
+                "pairs": token_states(r.dflash.cycles, 0, r.dflash.ids),
+                "cycles": r.dflash.cycles.cycles,
+                "tau": r.dflash.cycles.tau,
                 "equal": r.equal,
                 "lossless": r.lossless,
             }
@@ -84,6 +60,33 @@ def write_outputs(
     path = folder / "report.html"
     write_text_atomically(path, render_report(report))
     return path
+
+
+def _write_figures(
+    results: Sequence[TurnResult], summary: dict, folder: Path
+) -> list[tuple[bytes, str, str, list[str]]]:
+    """Write the figures; each with its alt text, its caption and what to notice."""
+    from dflash_lab.views.curves import (
+        acceptance_figure,
+        figure_png,
+        length_histogram,
+        time_figure,
+    )
+
+    rates = summary["acceptance_per_position"]
+    if not rates:  # answers of one token have no cycle
+        return []
+    lengths = [n for r in results for n in r.dflash.cycles.acceptance_lengths[0]]
+    shown = []
+    for name, (figure, alt) in {
+        "acceptance": acceptance_figure(rates, summary["drafted_per_position"]),
+        "lengths": length_histogram(lengths, summary["block_size"]),
+        "time": time_figure(_time_rows(summary)),
+    }.items():
+        picture = figure_png(figure)
+        (folder / f"{name}.png").write_bytes(picture)
+        shown.append((picture, alt, *_caption(name, summary)))
+    return shown
 
 
 def _time_rows(summary: dict) -> list[dict]:

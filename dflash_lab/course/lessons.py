@@ -1,16 +1,8 @@
 """From one master to two notebooks: the lesson with its outputs, the exercises without.
 
-A master is a Python file in percent format, `notebooks/masters/NN_name.py`. Cells begin
-with `# %%` or `# %% [markdown]`, with tags behind (`# %% tags: slide`). The way goes in
-one direction only: nobody edits the built notebooks.
+The way goes in one direction only: nobody edits the built notebooks.
 
-* Between `# BEGIN SOLUTION` and `# END SOLUTION` stands what the reader is to write.
-  The lesson shows it; the exercises `raise NotImplementedError("about 3 lines")`.
-* A markdown cell tagged `answer` is a question's answer; the exercises ask for one.
-* A cell tagged `lesson` is in the lesson only.
-* `{{time}}` in the first cell becomes the measured running time.
-
-Leaves out: what the lessons say, and the command line (`commands/lessons.py`).
+Leaves out: what a master is (`masters.py`), and the command line (`cli/lessons.py`).
 """
 
 from __future__ import annotations
@@ -18,15 +10,28 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
+from dflash_lab.course.masters import Cell, exercise_cells, lesson_cells, read_master
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.files import write_text_atomically
 
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+T = TypeVar("T")
 MAX_BYTES = 400_000
-MAX_CODE_LINES = 15
-_BEGIN, _END = "# BEGIN SOLUTION", "# END SOLUTION"
 _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+# What must not be in a notebook that is committed.
+_UNWANTED = {
+    "widget metadata": r'"widgets"\s*:',
+    # Figures are text (SVG), so that a difference can be read and searched.
+    "binary data": r";base64,|\"image/png\"",
+    "an error output": r'"output_type"\s*:\s*"error"',
+    "an absolute path": r"(?<![\w.:/])/(?:home|root|work|tmp|Users)/[\w.]",
+}
 
 
 def is_fast() -> bool:
@@ -34,154 +39,12 @@ def is_fast() -> bool:
     return os.environ.get("DFLASH_LAB_FAST", "") not in ("", "0")
 
 
-def pick(full, fast):
+def pick(full: T, fast: T) -> T:
     """`full`, or `fast` in fast mode."""
     return fast if is_fast() else full
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a master.
-
-    Attributes:
-        kind: `code` or `markdown`.
-        source: without comment marks, solution marks included.
-        tags: of the header line.
-    """
-
-    kind: str
-    source: str
-    tags: tuple[str, ...] = field(default=())
-
-
-def read_master(path: Path) -> list[Cell]:
-    """The cells of a master.
-
-    Raises:
-        DFlashLabError: text before the first cell, unpaired solution marks, or a code
-            cell that is too long to be read at a glance.
-    """
-    cells: list[Cell] = []
-    kind, tags, lines = None, (), []
-
-    def close() -> None:
-        if kind is None:
-            if any(line.strip() for line in lines):
-                raise DFlashLabError(f"{path.name}: begin with a line '# %%'")
-            return
-        cells.append(Cell(kind, _source(kind, lines), tags))
-
-    for line in path.read_text(encoding="utf-8").splitlines():
-        header = re.fullmatch(r"# %%( \[markdown\])?( tags: (.+))?", line)
-        if header:
-            close()
-            kind = "markdown" if header.group(1) else "code"
-            tags = tuple((header.group(3) or "").split())
-            lines = []
-        else:
-            lines.append(line)
-    close()
-    for cell in cells:
-        _check(path, cell)
-    return cells
-
-
-def _source(kind: str, lines: list[str]) -> str:
-    if kind == "markdown":
-        lines = [re.sub(r"^# ?", "", line) for line in lines]
-    return "\n".join(lines).strip("\n")
-
-
-def _check(path: Path, cell: Cell) -> None:
-    begins, ends = cell.source.count(_BEGIN), cell.source.count(_END)
-    if begins != ends:
-        raise DFlashLabError(
-            f"{path.name}: {begins} '{_BEGIN}' and {ends} '{_END}' in one cell; pair "
-            "them"
-        )
-    lines = without_marks(cell.source).splitlines()
-    if cell.kind == "code" and len(lines) > MAX_CODE_LINES:
-        raise DFlashLabError(
-            f"{path.name}: a code cell of {len(lines)} lines begins {lines[0]!r}; the "
-            f"limit is {MAX_CODE_LINES}, move code into the library"
-        )
-
-
-def without_marks(source: str) -> str:
-    """A code cell as the lesson shows it."""
-    lines = source.splitlines()
-    return "\n".join(x for x in lines if x.strip() not in (_BEGIN, _END))
-
-
-def without_solution(source: str) -> str:
-    """A code cell as the exercises show it."""
-    shown: list[str] = []
-    hidden: list[str] | None = None
-    for line in source.splitlines():
-        if line.strip() == _BEGIN:
-            hidden, indent = [], line[: len(line) - len(line.lstrip())]
-        elif line.strip() == _END:
-            count = sum(bool(x.strip()) for x in hidden)
-            lines = "1 line" if count == 1 else f"{count} lines"
-            shown.append(f'{indent}raise NotImplementedError("about {lines}")')
-            hidden = None
-        elif hidden is not None:
-            hidden.append(line)
-        else:
-            shown.append(line)
-    return "\n".join(shown)
-
-
-def solutions(cells: list[Cell]) -> list[str]:
-    """Every text that exercises must not contain: solution blocks and answers."""
-    found = []
-    for cell in cells:
-        if cell.kind == "code":
-            found += re.findall(rf"{_BEGIN}\n(.*?)\n *{_END}", cell.source, re.DOTALL)
-        elif "answer" in cell.tags:
-            found.append(cell.source)
-    return found
-
-
-def lesson_cells(cells: list[Cell], seconds: float | None = None) -> list[Cell]:
-    """Cells of the lesson: everything, solved."""
-    shown = []
-    for cell in cells:
-        source = without_marks(cell.source) if cell.kind == "code" else cell.source
-        if "answer" in cell.tags:
-            source = f"<details><summary>An answer</summary>\n\n{source}\n\n</details>"
-        shown.append(Cell(cell.kind, _with_time(source, seconds), cell.tags))
-    return shown
-
-
-def exercise_cells(cells: list[Cell], seconds: float | None = None) -> list[Cell]:
-    """Cells of the exercises: blanks in place of solutions."""
-    shown = []
-    for cell in cells:
-        if "lesson" in cell.tags:
-            continue
-        source = without_solution(cell.source) if cell.kind == "code" else cell.source
-        if "answer" in cell.tags:
-            source = "*Your answer:*"
-        shown.append(Cell(cell.kind, _with_time(source, seconds), cell.tags))
-    return shown
-
-
-def _with_time(source: str, seconds: float | None) -> str:
-    return source.replace("{{time}}", spoken_time(seconds))
-
-
-def spoken_time(seconds: float | None) -> str:
-    """A running time for a header: rounded, and never below what was measured."""
-    if seconds is None:
-        return "not measured yet"
-    if seconds < 60:
-        return f"{int(-(-seconds // 10)) * 10} seconds"
-    minutes = -(-seconds // 30) / 2
-    return "1 minute" if minutes == 1 else f"{minutes:g} minutes"
-
-
-def to_notebook(cells: list[Cell], seconds: float | None = None):
+def to_notebook(cells: Sequence[Cell], seconds: float | None = None) -> NotebookNode:
     """An `nbformat` notebook without outputs; the same cells give the same bytes."""
     import nbformat
 
@@ -203,7 +66,7 @@ def to_notebook(cells: list[Cell], seconds: float | None = None):
     return notebook
 
 
-def execute(notebook, folder: Path, timeout: int = 1200) -> float:
+def execute(notebook: NotebookNode, folder: Path, timeout: int = 1200) -> float:
     """Run all cells in a fresh kernel and keep the outputs; returns seconds.
 
     Raises:
@@ -221,24 +84,20 @@ def execute(notebook, folder: Path, timeout: int = 1200) -> float:
     return time.monotonic() - started
 
 
-def clean(notebook) -> None:
+def clean(notebook: NotebookNode) -> None:
     """Drop what must not be kept: widget state, times, progress bars, widget views."""
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
-        if cell.cell_type != "code":
-            continue
-        kept = []
-        for output in cell.outputs:
-            if output.output_type == "stream" and output.name == "stderr":
-                continue
-            if "data" in output:
-                view = "application/vnd.jupyter.widget-view+json"
-                output.data.pop(view, None)
-                if not output.data:
-                    continue
-            kept.append(output)
-        cell.outputs = kept
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if _is_kept(output)]
+
+
+def _is_kept(output: NotebookNode) -> bool:
+    if "data" in output:
+        output.data.pop("application/vnd.jupyter.widget-view+json", None)
+        return bool(output.data)
+    return output.output_type != "stream" or output.name != "stderr"
 
 
 def problems(text: str) -> list[str]:
@@ -247,18 +106,10 @@ def problems(text: str) -> list[str]:
     Args:
         text: of the file.
     """
-    found = []
-    if len(text.encode("utf-8")) > MAX_BYTES:
-        found.append(f"{len(text.encode('utf-8'))} bytes; the limit is {MAX_BYTES}")
-    for what, pattern in (
-        ("widget metadata", r'"widgets"\s*:'),
-        # Figures are text (SVG), so that a difference can be read and searched.
-        ("binary data", r";base64,|\"image/png\""),
-        ("an error output", r'"output_type"\s*:\s*"error"'),
-        ("an absolute path", r"(?<![\w.:/])/(?:home|root|work|tmp|Users)/[\w.]"),
-    ):
-        match = re.search(pattern, text)
-        if match:
+    size = len(text.encode("utf-8"))
+    found = [f"{size} bytes; the limit is {MAX_BYTES}"] if size > MAX_BYTES else []
+    for what, pattern in _UNWANTED.items():
+        if match := re.search(pattern, text):
             found.append(f"{what}: {text[match.start() : match.end() + 40]!r}")
     return found
 
@@ -286,47 +137,40 @@ def build(
     cells = read_master(master)
     lesson_path = out / f"{master.stem}.ipynb"
     exercise_path = out / "exercises" / f"{master.stem}.ipynb"
-    seconds = None
+    lesson = to_notebook(lesson_cells(cells))
     if run:
-        lesson = to_notebook(lesson_cells(cells))
-        seconds = execute(lesson, out, timeout)
+        seconds: float | None = execute(lesson, out, timeout)
         clean(lesson)
     else:
-        lesson = to_notebook(lesson_cells(cells))
         seconds = _keep_outputs(lesson, lesson_path)
     final = to_notebook(lesson_cells(cells, seconds), seconds)
     for made, executed in zip(final.cells, lesson.cells, strict=True):
-        if made.cell_type == "code":
-            made.outputs, made.execution_count = (
-                executed.outputs,
-                executed.execution_count,
-            )
+        _take_outputs(made, executed)
     text = nbformat.writes(final) + "\n"
     wrong = problems(text)
     if wrong:
         raise DFlashLabError(f"{lesson_path.name} must not be kept: {'; '.join(wrong)}")
-    _write(lesson_path, text)
+    write_text_atomically(lesson_path, text)
     exercises = to_notebook(exercise_cells(cells, seconds), seconds)
-    _write(exercise_path, nbformat.writes(exercises) + "\n")
+    write_text_atomically(exercise_path, nbformat.writes(exercises) + "\n")
     return lesson_path, exercise_path
 
 
-def _keep_outputs(lesson, path: Path) -> float | None:
+def _keep_outputs(lesson: NotebookNode, path: Path) -> float | None:
+    """Outputs of the lesson that stands there already, and its time."""
     import nbformat
 
     if not path.exists():
         return None
     old = nbformat.read(path, as_version=4)
-    outputs = {c.source: c for c in old.cells if c.cell_type == "code"}
+    executed = {c.source: c for c in old.cells if c.cell_type == "code"}
     for cell in lesson.cells:
-        if cell.cell_type == "code" and cell.source in outputs:
-            cell.outputs = outputs[cell.source].outputs
-            cell.execution_count = outputs[cell.source].execution_count
+        if cell.source in executed:
+            _take_outputs(cell, executed[cell.source])
     return old.metadata.get("dflash_lab", {}).get("seconds")
 
 
-def _write(path: Path, text: str) -> None:
-    from dflash_lab.files import write_text_atomically
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(path, text)
+def _take_outputs(cell: NotebookNode, executed: NotebookNode) -> None:
+    if cell.cell_type == "code":
+        cell.outputs = executed.outputs
+        cell.execution_count = executed.execution_count

@@ -5,41 +5,72 @@ Leaves out: themes; the pages follow the reader's light or dark setting.
 
 from __future__ import annotations
 
-import html
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dflash_lab.files import write_text_atomically
-from dflash_lab.views.style import page_css
+from dflash_lab.views.render import render
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 
-def first_heading(notebook) -> str:
-    """The title of a lesson."""
-    return re.search(r"^# (.+)$", notebook.cells[0].source, re.MULTILINE).group(1)
+@dataclass(frozen=True)
+class Lesson:
+    """An executed lesson.
+
+    Attributes:
+        name: of its file, without the ending.
+        notebook: its cells.
+    """
+
+    name: str
+    notebook: NotebookNode
+
+    @property
+    def title(self) -> str:
+        """Its first heading."""
+        return self._in_header(r"^# (.+)$")
+
+    @property
+    def time(self) -> str:
+        """The measured time that its header states."""
+        return self._in_header(r"Time on two cores: (.+?)\.")
+
+    def _in_header(self, pattern: str) -> str:
+        found = re.search(pattern, self.notebook.cells[0].source, re.MULTILINE)
+        return found.group(1) if found else ""
 
 
-def time_needed(notebook) -> str:
-    """The measured time that its header states."""
-    found = re.search(r"Time on two cores: (.+?)\.", notebook.cells[0].source)
-    return found.group(1) if found else ""
+def read_lessons(notebooks: Path) -> list[Lesson]:
+    """The lessons of a folder, in order."""
+    import nbformat
+
+    paths = sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))
+    return [Lesson(path.stem, nbformat.read(path, as_version=4)) for path in paths]
 
 
-def render_lesson(notebook, links: str) -> str:
-    """One lesson as a page of its own.
+def write_pages(
+    out: Path, entries: Sequence[tuple[str, str, str, str]], **index: str
+) -> list[Path]:
+    """Write the pages of lessons, and an index of them.
 
     Args:
-        notebook: executed.
-        links: HTML of the way to the other pages.
-    """
-    from nbconvert import HTMLExporter
+        out: folder of the pages.
+        entries: of each lesson the name of its page, title, a note, and the page.
+        index: `title`, `heading` and `about` of the index.
 
-    exporter = HTMLExporter(template_name="basic")
-    # Without a template of nbconvert's own nothing is fetched from elsewhere.
-    exporter.mathjax_url = exporter.require_js_url = exporter.jquery_url = ""
-    body, _ = exporter.from_notebook_node(notebook)
-    return page_html(
-        first_heading(notebook), f"<nav>{links}</nav>{body}<nav>{links}</nav>"
-    )
+    Returns:
+        The pages, the index first.
+    """
+    pages = {"index": render("course/index.html", entries=entries, **index)}
+    pages |= {name: page for name, _, _, page in entries}
+    for name, page in pages.items():
+        write_text_atomically(out / f"{name}.html", page)
+    return [out / f"{name}.html" for name in pages]
 
 
 def build_site(notebooks: Path, out: Path) -> list[Path]:
@@ -52,64 +83,28 @@ def build_site(notebooks: Path, out: Path) -> list[Path]:
     Returns:
         The pages, the index first.
     """
-    import nbformat
-
-    paths = sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))
-    lessons = [nbformat.read(path, as_version=4) for path in paths]
-    out.mkdir(parents=True, exist_ok=True)
-    entries = []
-    pages = [out / "index.html"]
-    for number, (path, lesson) in enumerate(zip(paths, lessons, strict=True)):
-        around = ['<a href="index.html">all lessons</a>']
-        for step, word in ((-1, "before"), (1, "next")):
-            if 0 <= number + step < len(paths):
-                other = paths[number + step]
-                title = html.escape(first_heading(lessons[number + step]))
-                around.append(f'{word}: <a href="{other.stem}.html">{title}</a>')
-        page = out / f"{path.stem}.html"
-        write_text_atomically(page, render_lesson(lesson, " · ".join(around)))
-        pages.append(page)
-        entries.append(
-            f'<li><a href="{page.name}">{html.escape(first_heading(lesson))}</a> '
-            f'<span class="muted">{html.escape(time_needed(lesson))}</span></li>'
-        )
-    index = (
-        "<h1>From noise on words to a drafter of one's own</h1>"
-        "<p>Lessons on discrete diffusion, speculative decoding and DFlash, executed. "
-        "Times are those of running a lesson on two cores.</p>"
-        f"<ul>{''.join(entries)}</ul>"
-    )
-    write_text_atomically(pages[0], page_html("dflash_lab lessons", index))
-    return pages
-
-
-def page_html(title: str, body: str, css: str = "") -> str:
-    """A whole page in the project's style, for both colour schemes.
-
-    Args:
-        title: of the page.
-        body: HTML of its `<main>`.
-        css: rules in addition.
-    """
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{page_css()}\n{_CSS}\n{css}</style></head>"
-        f"<body><main>{body}</main></body></html>\n"
+    lessons = read_lessons(notebooks)
+    around = zip([None, *lessons], lessons, [*lessons[1:], None], strict=False)
+    return write_pages(
+        out,
+        [
+            (lesson.name, lesson.title, lesson.time, _page(before, lesson, after))
+            for before, lesson, after in around
+        ],
+        title="dflash_lab lessons",
+        heading="From noise on words to a drafter of one's own",
+        about="Lessons on discrete diffusion, speculative decoding and DFlash, "
+        "executed. Times are those of running a lesson on two cores.",
     )
 
 
-_CSS = """\
-main{max-width:56rem} nav{font-size:.9rem;color:var(--dfl-muted);margin:1rem 0}
-a{color:inherit} h1,h2,h3{overflow-wrap:anywhere}
-.anchor-link,.jp-InputPrompt,.jp-OutputPrompt,.prompt.input_prompt,
-.prompt.output_prompt,.input_prompt,.output_prompt{display:none}
-.highlight{border:1px solid var(--dfl-rule);border-radius:6px;
-  background:var(--dfl-card);padding:.2rem .8rem;overflow-x:auto}
-pre{font-size:.86rem;line-height:1.5;overflow-x:auto;margin:.5rem 0}
-code{font-size:.9em;overflow-wrap:anywhere}
-.highlight .k,.highlight .kn,.highlight .ow{font-weight:600}
-.highlight .c1,.highlight .sd{color:var(--dfl-muted);font-style:italic}
-blockquote{border-left:3px solid var(--dfl-rule);margin-left:0;padding-left:1rem}
-.dfl-view table{width:auto}
-details{max-width:75ch} td,th{padding:.3rem 1rem .3rem 0}"""
+def _page(before: Lesson | None, lesson: Lesson, after: Lesson | None) -> str:
+    from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(template_name="basic")
+    # Without a template of nbconvert's own nothing is fetched from elsewhere.
+    exporter.mathjax_url = exporter.require_js_url = exporter.jquery_url = ""
+    body, _ = exporter.from_notebook_node(lesson.notebook)
+    return render(
+        "course/lesson.html", title=lesson.title, body=body, before=before, after=after
+    )

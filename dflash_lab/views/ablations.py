@@ -1,6 +1,6 @@
 """Drafters beside a base: differences of tau with intervals, and a table of standings.
 
-Leaves out: decoding and arithmetic (`analysis/race.py`).
+Leaves out: decoding and arithmetic (`measure/race.py`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.measure.intervals import Interval
 from dflash_lab.measure.race import Standing
-from dflash_lab.views.curves import new_figure, title
+from dflash_lab.views.curves import Drawing, new_figure, title
 from dflash_lab.views.style import OKABE_ITO
 from dflash_lab.views.view import View, table_view
 
 
 def differences_figure(
     differences: Mapping[str, Interval], base: str, noise: float | None = None
-):
+) -> Drawing:
     """A line for each drafter: its tau minus the base's, with the interval.
 
     Args:

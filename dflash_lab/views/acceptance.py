@@ -1,6 +1,6 @@
 """All definitions of acceptance on the same cycles: one figure, one table.
 
-Leaves out: computing them (`analysis/acceptance.py`).
+Leaves out: computing them (`measure/acceptance.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.measure.acceptance import acceptance_summary, slot_frame
 from dflash_lab.speculative.trace import DecodeTrace
+from dflash_lab.views.curves import Drawing
 from dflash_lab.views.diffusion import lines_figure
 from dflash_lab.views.view import View, figure_view, table_view
 
@@ -27,7 +28,9 @@ SUMMARY = {
 }
 
 
-def rates_figure(traces: Sequence[DecodeTrace], rates: Sequence[str] = tuple(RATES)):
+def rates_figure(
+    traces: Sequence[DecodeTrace], rates: Sequence[str] = tuple(RATES)
+) -> Drawing:
     """Acceptance per slot by each of the asked definitions.
 
     Args:

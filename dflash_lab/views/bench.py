@@ -1,18 +1,17 @@
 """Pictures and page of a bench run: speed-ups with intervals, tau, costs.
 
-Leaves out: computing the rows (`bench_summary.py`).
+Leaves out: computing the rows (`measure/bench_summary.py`).
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.measure.bench_summary import ALL
-from dflash_lab.views.curves import new_figure, title
-from dflash_lab.views.report import POLICY, figure_html
-from dflash_lab.views.style import OKABE_ITO, page_css
+from dflash_lab.views.curves import Drawing, new_figure, title
+from dflash_lab.views.render import render
+from dflash_lab.views.style import OKABE_ITO
 
 # A colour and a marker each, so that neither tells a method alone.
 LOOKS = (
@@ -24,7 +23,6 @@ LOOKS = (
     (OKABE_ITO["sky blue"], "P"),
     (OKABE_ITO["black"], "X"),
 )
-NOWRAP = ' style="white-space:nowrap"'
 COLUMNS = (
     ("set", "set", "{}"),
     ("method", "method", "{}"),
@@ -38,7 +36,9 @@ COLUMNS = (
 )
 
 
-def interval_figure(rows: Sequence[Mapping], column: str, label: str, line: float):
+def interval_figure(
+    rows: Sequence[Mapping], column: str, label: str, line: float
+) -> Drawing:
     """Dots with intervals: methods by colour and marker, prompt sets one under another.
 
     Args:
@@ -78,9 +78,7 @@ def interval_figure(rows: Sequence[Mapping], column: str, label: str, line: floa
         axes.plot([], [], marker, color=colour, label=name)
     figure.legend(loc="outside lower left", ncols=4, frameon=False, fontsize=9)
     listed = "; ".join(
-        f"{row['method']} on {row['set']} {row[column]:.2f} "
-        f"({row[f'{column}_low']:.2f} to {row[f'{column}_high']:.2f})"
-        for row in rows
+        f"{row['method']} on {row['set']} {_interval(row, column)}" for row in rows
     )
     return figure, f"Dots with intervals of the {label}: {listed}."
 
@@ -100,8 +98,8 @@ def notices(rows: Sequence[Mapping]) -> list[str]:
             verdict = "is faster than"
         else:
             verdict = "is slower than" if slower else "cannot be told from"
-        where = f"{row['method']} on {row['set']}"
-        said.append(f"{where} {verdict} plain decoding by our loop: {_gain(row)}")
+        where, gain = f"{row['method']} on {row['set']}", _interval(row, "speedup", "x")
+        said.append(f"{where} {verdict} plain decoding by our loop: {gain}")
     gaps = [
         abs(row["predicted_speedup"] / row["speedup"] - 1)
         for row in rows
@@ -160,9 +158,9 @@ def length_notices(lengths: Sequence[int], block_size: int) -> list[str]:
     ]
 
 
-def _gain(row: Mapping) -> str:
-    low, high = row["speedup_low"], row["speedup_high"]
-    return f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})"
+def _interval(row: Mapping, column: str, unit: str = "") -> str:
+    low, high = row[f"{column}_low"], row[f"{column}_high"]
+    return f"{row[column]:.2f}{unit} ({low:.2f} to {high:.2f})"
 
 
 def render_bench(
@@ -177,51 +175,14 @@ def render_bench(
     """
     rows = [{**row, **_summed_up(row)} for row in rows]
     shown = [c for c in COLUMNS if any(row.get(c[0]) is not None for row in rows)]
-    head = "".join(f'<th scope="col">{_escape(name)}</th>' for _, name, _ in shown)
-    body = "\n".join(
-        "".join(f"<td{NOWRAP}>{_cell(row, *column)}</td>" for column in shown).join(
-            ("<tr>", "</tr>")
-        )
-        for row in rows
+    return render(
+        "views/bench.html",
+        title=f"Bench: {run['pair']}, {run['dtype']}",
+        heads=[name for _, name, _ in shown],
+        rows=[[_cell(row, key, pattern) for key, _, pattern in shown] for row in rows],
+        figures=figures,
+        facts={**run["settings"]["decode"], **run["environment"], "git": run["git"]},
     )
-    name = f"Bench: {run['pair']}, {run['dtype']}"
-    facts = {**run["settings"]["decode"], **run["environment"], "git": run["git"]}
-    facts = "".join(
-        f"<dt>{_escape(key)}</dt><dd>{_escape(value)}</dd>"
-        for key, value in facts.items()
-        if value is not None
-    )
-    pictures = "\n".join(figure_html(*figure) for figure in figures)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_escape(name)}</title>
-<style>
-{page_css()}
-{_CSS}
-</style>
-</head>
-<body>
-<main>
-<header><h1>{_escape(name)}</h1>
-<p class="muted small">Methods took turns on every prompt in one process. Seconds are
-wall clock with prefill, without tokenizing and loading; speed-ups are over plain
-decoding by our loop (ar); intervals come from resampling prompts; the prediction is the
-cost model's, from mean costs and tau.</p></header>
-<section><h2>All methods</h2>
-<div style="overflow-x:auto"><table class="bench"><thead><tr>{head}</tr></thead>
-<tbody>
-{body}
-</tbody></table></div></section>
-<section><h2>Figures</h2>{pictures}</section>
-<footer><dl>{facts}</dl></footer>
-</main>
-</body>
-</html>
-"""
 
 
 def _summed_up(row: Mapping) -> dict[str, str]:
@@ -237,20 +198,11 @@ def _summed_up(row: Mapping) -> dict[str, str]:
     return found
 
 
-def _cell(row: Mapping, key: str, name: str, pattern: str) -> str:
+def _cell(row: Mapping, key: str, pattern: str) -> str:
     value = row.get(key)
     if value is None:
         return ""
     text = pattern.format(value)
     if f"{key}_low" in row:
         text += f" [{row[f'{key}_low']:.2f}, {row[f'{key}_high']:.2f}]"
-    return _escape(text)
-
-
-_CSS = """\
-.bench{font-size:.82rem} .bench :is(td,th){padding:.3rem .7rem .3rem 0}
-.bench th{white-space:normal;vertical-align:bottom}"""
-
-
-def _escape(text) -> str:
-    return html.escape(str(text), quote=True)
+    return text

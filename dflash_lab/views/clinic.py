@@ -1,6 +1,6 @@
 """The bug clinic's board: every patient's accuracies, and its scores under other rules.
 
-Leaves out: examining (`analysis/clinic.py`).
+Leaves out: examining (`clinic/patients.py`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from dflash_lab.clinic.patients import Symptoms
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.views.curves import style_axes
+from dflash_lab.views.curves import Drawing, style_axes
 from dflash_lab.views.style import OKABE_ITO
 from dflash_lab.views.view import View, table_view
 
 _ACROSS = 3
 
 
-def board_figure(patients: Sequence[Symptoms]):
+def board_figure(patients: Sequence[Symptoms]) -> Drawing:
     """Small multiples: accuracy by slot, in training and when decoding.
 
     Args:
@@ -42,13 +42,11 @@ def board_figure(patients: Sequence[Symptoms]):
     for axes, patient in zip(grid.flat, patients, strict=False):
         slots = range(1, len(patient.training) + 1)
         style_axes(axes)
-        for name, values, colour, mark, dash in (
-            ("in training", patient.training, OKABE_ITO["orange"], "s", "--"),
-            ("when decoding", patient.decoding, OKABE_ITO["blue"], "o", "-"),
+        for name, values, colour, look in (
+            ("in training", patient.training, "orange", "s--"),
+            ("when decoding", patient.decoding, "blue", "o-"),
         ):
-            axes.plot(
-                slots, values, color=colour, marker=mark, ls=dash, ms=4, label=name
-            )
+            axes.plot(slots, values, look, color=OKABE_ITO[colour], ms=4, label=name)
         axes.set_ylim(-0.03, 1.03)
         axes.set_xticks(list(slots))
         axes.set_title(

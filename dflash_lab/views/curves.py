@@ -4,7 +4,7 @@ The figures are `matplotlib.figure.Figure` objects that no pyplot state knows ab
 nothing pops up and nothing leaks. Every figure comes with a sentence or two that say
 the same to somebody who cannot see it.
 
-Leaves out: confidence intervals and anything else to be computed first (`analysis/`).
+Leaves out: confidence intervals and anything else to be computed first (`measure/`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.views.render import count
 from dflash_lab.views.style import OKABE_ITO, THEMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# A figure, and what it says in words.
+Drawing = tuple["Figure", str]
 
 DPI = 120
 _INK = THEMES["light"]["ink"]
@@ -33,7 +37,7 @@ _PARTS = (
 
 def acceptance_figure(
     acceptance_per_position: Sequence[float], drafted: Sequence[int]
-) -> tuple[Figure, str]:
+) -> Drawing:
     """How far drafts survive: one bar per slot of the block.
 
     Args:
@@ -58,23 +62,15 @@ def acceptance_figure(
     axes.bar(slots, shares, 0.72, color=OKABE_ITO["green"])
     if len(shares) <= 16:
         for slot, share in zip(slots, shares, strict=True):
-            axes.annotate(
-                f"{share:.0%}",
-                (slot, share),
-                xytext=(0, 3),
-                textcoords="offset points",
-                ha="center",
-                fontsize=9,
-                color=_INK,
-            )
+            _note(axes, f"{share:.0%}", (slot, share), (0, 3), ha="center")
         axes.set_xticks(list(slots))
     axes.set_ylim(0, 1.08)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
     axes.set_xlabel("slot in the block (1 = first drafted token)")
     axes.set_ylabel("drafts that became text (%)")
-    cycles = _count(max(drafted), "cycle")
+    cycles = count(max(drafted), "cycle")
     if min(drafted) < max(drafted):
-        cycles = f"{min(drafted)} to {_count(max(drafted), 'cycle')} per slot"
+        cycles = f"{min(drafted)} to {count(max(drafted), 'cycle')} per slot"
     title(axes, "How far into the block do drafts survive?", cycles)
     named = zip(slots, shares, strict=True)
     listing = ", ".join(f"slot {slot} {share:.0%}" for slot, share in named)
@@ -84,7 +80,7 @@ def acceptance_figure(
     )
 
 
-def time_figure(rows: Sequence[Mapping]) -> tuple[Figure, str]:
+def time_figure(rows: Sequence[Mapping]) -> Drawing:
     """Where the time of one emitted token goes: one stacked bar per method.
 
     Args:
@@ -104,28 +100,11 @@ def time_figure(rows: Sequence[Mapping]) -> tuple[Figure, str]:
     left = [0.0] * len(rows)
     for key, label, colour, hatch in _PARTS:
         widths = [float(row[key]) for row in rows]
-        axes.barh(
-            places,
-            widths,
-            0.6,
-            left=left,
-            label=label,
-            color=colour,
-            edgecolor="white",
-            hatch=hatch,
-            linewidth=0.8,
-        )
+        look: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white"}
+        axes.barh(places, widths, 0.6, left, label=label, linewidth=0.8, **look)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for place, total in zip(places, left, strict=True):
-        axes.annotate(
-            f"{total:.1f} ms",
-            (total, place),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=_INK,
-        )
+        _note(axes, f"{total:.1f} ms", (total, place), (5, 0), va="center")
     axes.set_yticks(list(places), [_literal(row["name"]) for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
@@ -146,9 +125,7 @@ def time_figure(rows: Sequence[Mapping]) -> tuple[Figure, str]:
     )
 
 
-def length_histogram(
-    acceptance_lengths: Sequence[int], block_size: int
-) -> tuple[Figure, str]:
+def length_histogram(acceptance_lengths: Sequence[int], block_size: int) -> Drawing:
     """How many tokens the cycles added: one bar for each length from 1 to block size.
 
     Args:
@@ -176,30 +153,18 @@ def length_histogram(
     figure, axes = new_figure(6.2, 3.4)
     heights = [counts[size] for size in sizes]
     axes.bar(sizes, heights, 0.72, color=OKABE_ITO["sky blue"])
-    axes.axvline(tau, color=OKABE_ITO["vermillion"], linewidth=1.8, linestyle="--")
-    # On the side with more room, over the bars.
-    right = tau > (block_size + 1) / 2
-    axes.annotate(
-        f"mean \N{GREEK SMALL LETTER TAU} = {tau:.2f}",
-        (tau, 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(-6 if right else 6, -4),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="top",
-        fontsize=9,
-        color=_INK,
-    )
+    _mark_mean(axes, tau, to_the_left=tau > (block_size + 1) / 2)
     axes.set_ylim(0, max(heights) * 1.25)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="y", integer=True)
     if block_size <= 16:
         axes.set_xticks(list(sizes))
-    axes.set_xlabel("tokens added by a cycle (bonus token counted)")
-    axes.set_ylabel("cycles (count)")
-    cycles = _count(len(lengths), "cycle")
+    axes.set(
+        xlabel="tokens added by a cycle (bonus token counted)", ylabel="cycles (count)"
+    )
+    cycles = count(len(lengths), "cycle")
     title(axes, "How many tokens does a cycle add?", cycles)
     listing = ", ".join(
-        f"{_count(size, 'token')} {counts[size]}" for size in sizes if counts[size]
+        f"{count(size, 'token')} {counts[size]}" for size in sizes if counts[size]
     )
     return figure, (
         f"Histogram of the tokens added per cycle, over {cycles}: {listing}. "
@@ -230,9 +195,10 @@ def figure_svg(figure: Figure) -> str:
 def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     """An empty figure in the style of all others; sizes in inches."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+    figure = Figure(figsize=(width, height), dpi=DPI, layout=layout)
     figure.set_facecolor("white")
     axes = figure.add_subplot()
     style_axes(axes)
@@ -255,10 +221,26 @@ def title(axes: Axes, text: str, note: str) -> None:
         axes.set_title(note, loc="right", fontsize=9, color=_MUTED, pad=10)
 
 
+def _note(axes: Axes, text: str, at: tuple, shift: tuple, **place) -> None:
+    """Small text beside a point, `shift` (in points) away from it."""
+    place |= {"textcoords": "offset points", "fontsize": 9, "color": _INK}
+    axes.annotate(text, at, xytext=shift, **place)
+
+
+def _mark_mean(axes: Axes, tau: float, to_the_left: bool) -> None:
+    """A line at tau with its name over the bars, on the side with more room."""
+    axes.axvline(tau, color=OKABE_ITO["vermillion"], linewidth=1.8, linestyle="--")
+    _note(
+        axes,
+        f"mean \N{GREEK SMALL LETTER TAU} = {tau:.2f}",
+        (tau, 1),
+        (-6 if to_the_left else 6, -4),
+        xycoords=("data", "axes fraction"),
+        ha="right" if to_the_left else "left",
+        va="top",
+    )
+
+
 def _literal(name: str) -> str:
     """A name for matplotlib, which reads a pair of dollars as mathematics."""
     return str(name).replace("$", r"\$")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -3,17 +3,18 @@
 A mask is a table: rows look, columns are looked at. Hovering a cell gives the reason in
 a sentence; so does `reason`.
 
-Leaves out: the masks themselves (`masks.py`, `diffusion/blocks.py`).
+Leaves out: the masks themselves (`conditioning/masks.py`, `diffusion/blocks.py`).
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.views.view import View, framed
+from dflash_lab.views.render import render
+from dflash_lab.views.view import View
 
 MOST_CELLS = 4096
 
@@ -50,47 +51,24 @@ def mask_view(picture: MaskPicture, caption: str = "") -> View:
         raise DFlashLabError(
             f"a mask of {cells} cells; the limit is {MOST_CELLS}, show a shorter text"
         )
-    head = "".join(
-        f'<th scope="col"{_edge(picture.column_groups, c)}><span>{html.escape(name)}'
-        "</span></th>"
-        for c, name in enumerate(picture.columns)
-    )
-    lines = []
-    for r, name in enumerate(picture.rows):
-        line = ' class="dfl-edge-row"' if _changes(picture.row_groups, r) else ""
-        body = "".join(_cell(picture, r, c) for c in range(len(picture.columns)))
-        lines.append(f'<tr{line}><th scope="row">{html.escape(name)}</th>{body}</tr>')
-    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    table = (
-        f'<table class="dfl-maskmap">{title}<thead><tr><td></td>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table>"
+    html = render(
+        "views/mask.html",
+        picture=picture,
+        columns=list(zip(picture.columns, _edges(picture.column_groups), strict=True)),
+        rows=list(zip(picture.rows, _edges(picture.row_groups), strict=True)),
+        caption=caption,
     )
     width = max(map(len, picture.rows))
     text = [
         f"{name.ljust(width)}  {''.join('■' if x else '·' for x in row)}"
         for name, row in zip(picture.rows, picture.open, strict=True)
     ]
-    return View(
-        framed(f"<style>{_CSS}</style>{table}"),
-        "\n".join([caption, *text] if caption else text),
-    )
+    return View(html, "\n".join([caption, *text] if caption else text))
 
 
-def _changes(groups: Sequence, place: int) -> bool:
-    return place > 0 and groups[place] != groups[place - 1]
-
-
-def _edge(groups: Sequence, place: int) -> str:
-    return ' class="dfl-edge"' if _changes(groups, place) else ""
-
-
-def _cell(picture: MaskPicture, row: int, column: int) -> str:
-    is_open = bool(picture.open[row][column])
-    kinds = ["dfl-open" if is_open else "dfl-closed"]
-    if _changes(picture.column_groups, column):
-        kinds.append("dfl-edge")
-    why = html.escape(picture.reason(row, column), quote=True)
-    return f'<td class="{" ".join(kinds)}" title="{why}">{"●" if is_open else ""}</td>'
+def _edges(groups: Sequence) -> list[bool]:
+    """Whether a line is drawn before each row or column."""
+    return [False, *(a != b for a, b in pairwise(groups))]
 
 
 def block_diffusion_picture(length: int, block_size: int) -> MaskPicture:
@@ -179,19 +157,3 @@ def drafter_picture(
     return MaskPicture(
         mask, rows, columns, reason, [n for n, _ in blocks], column_groups
     )
-
-
-_CSS = """\
-.dfl-view .dfl-maskmap{border-collapse:collapse;font-size:.72rem;
-  font-variant-numeric:tabular-nums;color:var(--dfl-ink)}
-.dfl-view .dfl-maskmap th{font-weight:400;color:var(--dfl-muted);padding:0 .35rem 0 0;
-  border:0;white-space:nowrap}
-.dfl-view .dfl-maskmap thead th{padding:0 0 .2rem;text-align:center}
-.dfl-view .dfl-maskmap td{width:1.45rem;min-width:1.45rem;height:1.25rem;padding:0;
-  text-align:center;border:1px solid var(--dfl-rule)}
-.dfl-view .dfl-maskmap thead td{border:0}
-.dfl-view .dfl-open{background:var(--dfl-accepted-tint)!important;
-  color:var(--dfl-accepted)}
-.dfl-view .dfl-maskmap td:hover{outline:2px solid var(--dfl-ink)}
-.dfl-view .dfl-maskmap .dfl-edge{border-left:2px solid var(--dfl-ink)}
-.dfl-view .dfl-edge-row>*{border-top:2px solid var(--dfl-ink)!important}"""

@@ -3,7 +3,7 @@
     frame = runs_frame(find_runs("runs"))
     runs_view(find_runs("runs"), ["base", "layers-2"], "accuracy of slot 1")
 
-Leaves out: reading runs (`training/runs.py`), and measuring drafters (`analysis/`).
+Leaves out: reading runs (`training/run/runs.py`), and measuring drafters (`measure/`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.training.run.runs import Run, differing
+from dflash_lab.views.curves import Drawing
 from dflash_lab.views.diffusion import lines_figure
 from dflash_lab.views.view import View, figure_view, stacked, table_view
 
@@ -64,7 +65,7 @@ def runs_frame(runs: Sequence[Run]) -> DataFrame:
     return pd.DataFrame(rows)
 
 
-def curves_figure(runs: Sequence[Run], quantity: str, axis: str = "steps"):
+def curves_figure(runs: Sequence[Run], quantity: str, axis: str = "steps") -> Drawing:
     """A line for each run.
 
     Args:
@@ -126,7 +127,7 @@ def runs_view(
     return stacked(figure_view(curves_figure(picked, quantity, axis)), table)
 
 
-def _shown(value):
+def _shown(value: object) -> float | int | str:
     if isinstance(value, float):
         return "-" if value != value else value
     return value if isinstance(value, (int, str)) else json.dumps(value)

@@ -1,6 +1,6 @@
 """When drafting pays, as a picture: speed-up against acceptance length.
 
-Leaves out: measuring costs (`analysis/speedup.py`).
+Leaves out: measuring costs (`measure/speedup.py`).
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dflash_lab.measure.speedup import Costs
+from dflash_lab.views.curves import Drawing
 from dflash_lab.views.diffusion import lines_figure
 from dflash_lab.views.view import View, figure_view, table_view
 
 
-def speedup_figure(costs: Mapping[int, Costs], tau: float | None = None):
+def speedup_figure(costs: Mapping[int, Costs], tau: float | None = None) -> Drawing:
     """Speed-up against tau for each block size, with the break-even line.
 
     Args:

@@ -1,28 +1,26 @@
-"""One decoding cycle at a time: the block, its drafts, the target's picks, the verdict.
+"""One decoding cycle at a time: its drafts, what the target chose, and the verdict.
 
-Leaves out: the cycles themselves (`trace.py`) and the widget around them.
+Leaves out: the cycles themselves (`speculative/trace.py`) and the widget around them.
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.speculative.generation import GenerationResult
 from dflash_lab.speculative.trace import CycleRecord, DecodeTrace
+from dflash_lab.views.render import render
 from dflash_lab.views.style import STATES
 from dflash_lab.views.tokens import (
+    Decode,
     ansi_text,
     cycle_states,
-    draft_states,
-    html_chip,
-    html_tokens,
+    marked_drafts,
+    own_token,
     token_states,
 )
-from dflash_lab.views.view import View, framed
-
-Decode = Callable[[list[int]], str]
+from dflash_lab.views.view import View
 
 
 def cycles_of(trace: DecodeTrace, prompt: int = 0) -> list[CycleRecord]:
@@ -68,14 +66,8 @@ def text_view(result: GenerationResult, decode: Decode, prompt: int = 0) -> View
     """
     pairs = token_states(result.trace, prompt, result.output_ids[prompt])
     seen = {state for _, state in pairs}
-    legend = "".join(
-        f'<li><span class="dfl-t dfl-chip dfl-{state}">{style.label}</span> '
-        f"({style.mark}): {html.escape(style.meaning)}</li>"
-        for state, style in STATES.items()
-        if state in seen
-    )
-    body = f"{html_tokens(pairs, decode)}<ul>{legend}</ul>"
-    return View(framed(body), ansi_text(pairs, decode, color=False))
+    html = render("views/answer.html", pairs=pairs, decode=decode, seen=seen)
+    return View(html, ansi_text(pairs, decode, color=False))
 
 
 def cycle_view(
@@ -104,29 +96,7 @@ def cycle_view(
     done = cycle.start - trace.header["prompt_lengths"][prompt]
     anchor = output_ids[done]
     added = output_ids[done + 1 : done + 1 + cycle.acceptance_length]
-    states = draft_states(cycle)
-    columns = [("anchor", html_chip(anchor, "plain", decode), "", "given")]
-    texts = [f"anchor {decode([anchor])!r}"]
-    for slot, (draft, state) in enumerate(
-        zip(cycle.draft_tokens, states, strict=True), 1
-    ):
-        pick = cycle.target_tokens[slot - 1]
-        picked = html_chip(pick, "accepted", decode) if pick >= 0 else "none drawn"
-        if state == "rejected":
-            picked = html_chip(pick, "corrected", decode) if pick >= 0 else picked
-        drafted = html_chip(draft, state, decode)
-        columns.append((f"slot {slot}", drafted, picked, STATES[state].label))
-        texts.append(f"slot {slot} {decode([draft])!r} {STATES[state].label}")
-    if len(cycle_states(cycle)) and cycle_states(cycle)[-1] == "bonus":
-        pick = cycle.target_tokens[len(cycle.draft_tokens)]
-        columns.append(("bonus", "", html_chip(pick, "bonus", decode), "bonus token"))
-        texts.append(f"bonus {decode([pick])!r}")
-    rows = "".join(
-        f'<tr><th scope="row">{name}</th>'
-        + "".join(f"<td>{column[i]}</td>" for column in columns)
-        + "</tr>"
-        for i, name in ((0, "row"), (1, "draft"), (2, "target's pick"), (3, "verdict"))
-    )
+    columns, texts = _columns(cycle, anchor, decode)
     lengths = cache_lengths(cycle)
     pairs = [(token, "prompt") for token in output_ids[: done + 1]]
     pairs += list(zip(added, cycle_states(cycle), strict=False))
@@ -136,12 +106,34 @@ def cycle_view(
         f"context {lengths['drafter']} rows. "
         f"Draft {cycle.draft_ms:.2f} ms, verify {cycle.verify_ms:.2f} ms."
     )
-    body = (
-        f'<p class="dfl-small">{html.escape(facts)}</p>'
-        f'<div style="overflow-x:auto"><table class="dfl-table">{rows}</table></div>'
-        f"{html_tokens(pairs, decode)}"
+    names = ("row", "draft", "target's pick", "verdict")
+    html = render(
+        "views/cycle.html",
+        facts=facts,
+        rows=zip(names, zip(*columns, strict=True), strict=True),
+        pairs=pairs,
+        decode=decode,
     )
-    return View(framed(body), "\n".join([facts, *texts]))
+    return View(html, "\n".join([facts, *texts]))
+
+
+def _columns(
+    cycle: CycleRecord, anchor: int, decode: Decode
+) -> tuple[list[tuple], list[str]]:
+    """Name, draft, target's choice and verdict of each row; the same in words."""
+    columns: list[tuple] = [("anchor", (anchor, "plain"), "", "given")]
+    texts = [f"anchor {decode([anchor])!r}"]
+    for slot, (draft, state) in enumerate(marked_drafts(cycle), 1):
+        choice, label = cycle.target_tokens[slot - 1], STATES[state].label
+        chosen = (choice, "corrected" if state == "rejected" else "accepted")
+        drawn = chosen if choice >= 0 else "none drawn"
+        columns.append((f"slot {slot}", (draft, state), drawn, label))
+        texts.append(f"slot {slot} {decode([draft])!r} {label}")
+    own = own_token(cycle)
+    if own and own[1] == "bonus":
+        columns.append(("bonus", "", own, STATES["bonus"].label))
+        texts.append(f"bonus {decode([own[0]])!r}")
+    return columns, texts
 
 
 def cycles_view(
@@ -149,33 +141,12 @@ def cycles_view(
 ) -> View:
     """The first cycles as a table: what was drafted and what became of it."""
     cycles = cycles_of(trace, prompt)
-    rows, texts = [], []
-    for number, cycle in enumerate(cycles[:at_most]):
-        chips = "".join(
-            html_chip(token, state, decode)
-            for token, state in zip(
-                cycle.draft_tokens, draft_states(cycle), strict=True
-            )
-        )
-        state, own_chip = cycle_states(cycle)[-1], ""
-        if state != "accepted":  # else a stop rule ended the text within the drafts
-            own = cycle.target_tokens[sum(cycle.accepted)]
-            own_chip = html_chip(own, state, decode)
-        rows.append(
-            f'<tr><td class="dfl-n">{number}</td><td class="dfl-n">{cycle.start}</td>'
-            f'<td class="dfl-n">{cycle.acceptance_length}</td><td>{chips}</td>'
-            f"<td>{own_chip}</td></tr>"
-        )
-        texts.append(
-            f"{number}: at {cycle.start}, {cycle.acceptance_length} added, drafts "
-            f"{decode(cycle.draft_tokens)!r}"
-        )
-    more = len(cycles) - len(rows)
+    shown, more = cycles[:at_most], len(cycles) - at_most
+    texts = [
+        f"{number}: at {cycle.start}, {cycle.acceptance_length} added, drafts "
+        f"{decode(cycle.draft_tokens)!r}"
+        for number, cycle in enumerate(shown)
+    ]
     note = f"and {more} more cycles" if more > 0 else ""
-    heads = ("cycle", "anchor at", "added", "drafts", "target's own token")
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    body = (
-        f'<table class="dfl-table"><thead><tr>{head}</tr></thead><tbody>'
-        f'{"".join(rows)}</tbody></table><p class="dfl-small">{note}</p>'
-    )
-    return View(framed(body), "\n".join([*texts, note] if note else texts))
+    html = render("views/cycles.html", cycles=shown, decode=decode, note=note)
+    return View(html, "\n".join([*texts, note] if note else texts))

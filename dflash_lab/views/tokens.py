@@ -109,6 +109,19 @@ def draft_states(cycle: CycleRecord) -> list[str]:
     return states
 
 
+def marked_drafts(cycle: CycleRecord) -> list[tuple[int, str]]:
+    """(token id, state) of each draft of a cycle."""
+    return list(zip(cycle.draft_tokens, draft_states(cycle), strict=True))
+
+
+def own_token(cycle: CycleRecord) -> tuple[int, str] | None:
+    """The target's own token and its state; None if the text ended before it."""
+    kept = sum(cycle.accepted)
+    if cycle.acceptance_length <= kept:
+        return None
+    return cycle.target_tokens[kept], cycle_states(cycle)[-1]
+
+
 def token_pieces(pairs: Sequence[tuple[int, str]], decode: Decode) -> list[TokenPiece]:
     """Split the decoded text among its tokens.
 

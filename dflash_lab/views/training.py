@@ -5,12 +5,13 @@ Leaves out: reading live processes; a run's metric lines are all that is looked 
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 
 from dflash_lab.errors import DFlashLabError
+from dflash_lab.views.curves import Drawing
 from dflash_lab.views.diffusion import lines_figure
-from dflash_lab.views.view import View, figure_view, framed, stacked
+from dflash_lab.views.render import render
+from dflash_lab.views.view import View, figure_view, stacked
 
 STATES = {
     "waiting": "The run has not begun.",
@@ -26,7 +27,9 @@ def _points(lines: Sequence[Mapping], key: str) -> list[tuple[float, float]]:
     return [(line["step"], line[key]) for line in lines if line.get(key) is not None]
 
 
-def accuracy_figure(lines: Sequence[Mapping], slots: Sequence[int] | None = None):
+def accuracy_figure(
+    lines: Sequence[Mapping], slots: Sequence[int] | None = None
+) -> Drawing:
     """Accuracy of some slots against steps.
 
     Args:
@@ -57,7 +60,7 @@ def accuracy_figure(lines: Sequence[Mapping], slots: Sequence[int] | None = None
     return made
 
 
-def tau_figure(lines: Sequence[Mapping]):
+def tau_figure(lines: Sequence[Mapping]) -> Drawing:
     """Tau predicted from the accuracies, and measured by decoding, against steps.
 
     Args:
@@ -106,7 +109,7 @@ def run_view(lines: Sequence[Mapping], state: str) -> View:
         state: of `STATES`.
     """
     sentence = status_sentence(lines, state)
-    head = View(framed(f"<p>{html.escape(sentence)}</p>"), sentence)
+    head = View(render("views/view.html", sentence=sentence), sentence)
     if not lines:
         return head
     figures = (accuracy_figure(lines), tau_figure(lines))

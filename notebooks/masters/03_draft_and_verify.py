@@ -245,4 +245,4 @@ table_view(["token", "p, the target", "q, the drafter", "drawn"], rows, caption)
 # * `match` needs no q. So it serves drafters that cannot say how sure they are.
 #
 # **Go on:** lesson 04 builds the drafter that you have just watched. Code:
-# `dflash_lab/acceptance.py`, `dflash_lab/ngram.py`, `dflash_lab/host_loop.py`.
+# `speculative/acceptance.py`, `speculative/ngram.py`, `speculative/host_loop.py`.

@@ -272,4 +272,4 @@ for name, found in list(tau_differences(results, "1 step").items())[1:]:
 #   caught. So it can afford to guess once, quickly.
 #
 # **Go on:** lesson 05 trains such a drafter. Words: [glossary](../docs/glossary.md). Code:
-# `dflash_lab/conditioning.py`, `drafter.py`, `diffusion/drafting.py`.
+# `conditioning/taps.py`, `drafter/model.py`, `diffusion/drafting.py`.

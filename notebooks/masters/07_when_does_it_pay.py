@@ -226,4 +226,4 @@ table_view(
 
 # %% [markdown]
 # **Go on:** lesson 08 is about drafters that train well and decode badly. Code:
-# `dflash_lab/analysis/speedup.py`; many more figures in `docs/results.md`.
+# `measure/speedup.py`; many more figures in `docs/results.md`.

@@ -234,5 +234,5 @@ for finding in checks_before_training("causal_block", pair):
 #
 # **Go on:** lesson 09 changes drafters on purpose. For a drafter of your own:
 # `dflash-lab check --drafter D --target T`, and `dflash-lab check --explain` for a table from
-# symptoms to causes. Code: `dflash_lab/analysis/diagnosis.py`, `parity.py`,
-# `dflash_lab/training/faults.py`.
+# symptoms to causes. Code: `clinic/diagnosis.py`, `parity.py`,
+# `training/data/faults.py`.

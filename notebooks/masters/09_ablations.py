@@ -214,4 +214,4 @@ for name in members:
 # %% [markdown]
 # **Go on:** lesson 10 takes a real pair, lesson 11 is a project of your own. The tables of the
 # paper in small, one command each: `benchmarks/mini_paper.py` in the repository. Code:
-# `dflash_lab/analysis/race.py`, `intervals.py`.
+# `measure/race.py`, `intervals.py`.

@@ -393,5 +393,5 @@ figure_view(acceptance_figure(pooled["survival"], [round(pooled["cycles"])] * 4)
 #   histogram that nobody should trust: look at the number of cycles first.
 #
 # **Go on:** lesson 11 plugs a drafter of your own into the same loop. Code:
-# `dflash_lab/pairs.py`, `dflash_lab/certify.py`, `dflash_lab/analysis/importers.py`,
-# `dflash_lab/analysis/race.py`. Every definition: `docs/metrics.md`.
+# `pairs/pair.py`, `speculative/certify.py`, `interop/importers.py`,
+# `measure/race.py`. Every definition: `docs/metrics.md`.

@@ -276,8 +276,8 @@ standings_view(ranked, "all by the plain Python loop (host loop), so that it is 
 #
 # * **A third idea of your own.** `FromFunction` gives you the text only. For the target's features
 #   write a proposer with `start`, `observe`, `propose` and `keep_rows`: copy `_FunctionSession` in
-#   `dflash_lab/own_drafters.py` and name layers in `target_layer_ids`. What they promise each other
-#   is in `dflash_lab/proposers.py`.
+#   `speculative/own_drafters.py` and name layers in `target_layer_ids`. What they promise each other
+#   is in `speculative/proposer.py`.
 # * **Another objective.** `objective.loss: kl` or `dpace` in the training settings (lesson 05),
 #   or a function of your own in `dflash_lab/training/losses.py`. Compare with three seeds each
 #   (lesson 09).

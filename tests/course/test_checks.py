@@ -672,3 +672,20 @@ def test_every_check_is_tried():
     ):
         names = {n for n in vars(module) if n.startswith("check_")}
         assert names == {c.__name__ for c in ANSWERS if c.__module__ == module.__name__}
+
+
+@pytest.mark.parametrize("check", ANSWERS, ids=lambda c: c.__name__)
+def test_what_an_answer_does_to_its_arguments_harms_no_other_case(check):
+    def spoiling(*arguments):
+        found = right(*arguments)
+        for argument in arguments:
+            if isinstance(argument, (list, dict)):
+                for inner in argument:
+                    if isinstance(inner, list):
+                        inner.clear()
+                argument.clear()
+        return found
+
+    right, _ = ANSWERS[check]
+    check(spoiling)
+    check(right)

@@ -23,7 +23,8 @@ from helpers import ROOT
 sync_api = pytest.importorskip("playwright.sync_api")
 pytest.importorskip("jupyterlab")
 
-from dflash_lab.course.lessons import Cell, to_notebook  # noqa: E402
+from dflash_lab.course.lessons import to_notebook  # noqa: E402
+from dflash_lab.course.masters import Cell  # noqa: E402
 from dflash_lab.course.site import build_site  # noqa: E402
 
 CHROMIUM = next(

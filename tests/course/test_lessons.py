@@ -13,17 +13,19 @@ from dflash_lab.cli.lessons import working_copy
 from dflash_lab.cli.main import main
 from dflash_lab.course.lessons import (
     MAX_BYTES,
-    Cell,
     build,
-    exercise_cells,
     is_fast,
-    lesson_cells,
     pick,
     problems,
+    to_notebook,
+)
+from dflash_lab.course.masters import (
+    Cell,
+    exercise_cells,
+    lesson_cells,
     read_master,
     solutions,
     spoken_time,
-    to_notebook,
 )
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.files import shipped_folder

@@ -239,24 +239,36 @@ def test_a_model_cannot_send_control_sequences_to_the_terminal(color):
 # Style
 
 
+def luminance(colour):
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first, second):
+    """Contrast ratio of two `#RRGGBB` colours by WCAG 2, from 1 to 21."""
+    low, high = sorted(luminance(colour) + 0.05 for colour in (first, second))
+    return high / low
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("state", style.STATES)
 def test_text_and_marks_have_enough_contrast(theme, state):
-    text = style.text_colour(state, theme)
+    is_muted = "color:var(--dfl-muted)" in style.STATES[state].css
+    text = style.THEMES[theme]["muted" if is_muted else "ink"]
     for ground in (style.tint_colour(state, theme), style.THEMES[theme]["page"]):
-        assert style.contrast(text, ground) >= 4.5
+        assert contrast(text, ground) >= 4.5
         muted = style.THEMES[theme]["muted"]
-        assert style.contrast(muted, ground) >= 4.5
-    assert (
-        style.contrast(style.mark_colour(state, theme), style.THEMES[theme]["page"])
-        >= 3
-    )
+        assert contrast(muted, ground) >= 4.5
+    assert contrast(style.mark_colour(state, theme), style.THEMES[theme]["page"]) >= 3
 
 
 def test_contrast_knows_the_ends_of_its_scale():
-    assert style.contrast("#000000", "#FFFFFF") == pytest.approx(21)
-    assert style.contrast("#777777", "#777777") == 1
-    assert style.contrast("#767676", "#FFFFFF") == pytest.approx(4.54, abs=0.01)
+    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+    assert contrast("#777777", "#777777") == 1
+    assert contrast("#767676", "#FFFFFF") == pytest.approx(4.54, abs=0.01)
 
 
 def test_no_two_states_share_their_second_mark():
@@ -472,7 +484,7 @@ def test_part_of_a_character_shows_as_a_number():
 
 
 def test_the_break_even_is_computed_from_the_times():
-    text = Page(render_report(report())).text
+    text = " ".join(Page(render_report(report())).text.split())
     assert "A cycle takes 30.0 ms here, as long as 1.50 plain tokens" in text
     assert "3.00 / 1.50 = 2.00\N{MULTIPLICATION SIGN}" in text
 

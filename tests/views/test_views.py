@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import html.parser
 import re
+from dataclasses import replace
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from helpers import ROOT
+from jinja2 import UndefinedError
 
 from dflash_lab.diffusion.samplers import SampleHistory
 from dflash_lab.errors import DFlashLabError
@@ -22,6 +25,7 @@ widgets = pytest.importorskip("ipywidgets")
 from dflash_lab.views.acceptance import acceptance_view  # noqa: E402
 from dflash_lab.views.diffusion import film_strip, frame_text, lines_figure, player  # noqa: E402
 from dflash_lab.views.masks import block_diffusion_picture, drafter_picture, mask_view  # noqa: E402
+from dflash_lab.views.render import render  # noqa: E402
 from dflash_lab.views.speedup import speedup_figure  # noqa: E402
 from dflash_lab.views.stepper import cycle_view, cycles_view, text_view  # noqa: E402
 from dflash_lab.views.training import accuracy_figure, tau_figure  # noqa: E402
@@ -138,6 +142,44 @@ def test_a_table_reads_the_same_as_text():
     parsed(view)
     assert view.text == "A table\nname  tau\na<b   1.23\nc     2"
     assert '<td class="dfl-n">1.23</td>' in view.html and "a&lt;b" in view.html
+
+
+def test_nothing_that_a_view_is_given_becomes_markup():
+    evil = "<script>alert('1')</script>"
+    trace, ids = trace_of_two_cycles()
+    made = lines_figure({evil: [(1, 2.0)]}, x=evil, y=evil, headline=evil)
+    picture = block_diffusion_picture(2, 1)
+    names = [evil] * len(picture.rows)
+    picture = replace(picture, rows=names, columns=names, reason=lambda *_: evil)
+    for view in (
+        table_view([evil], [[evil]], evil),
+        figure_view(made, [evil]),
+        mask_view(picture, evil),
+        film_strip(history().frames, MASK, lambda _: evil),
+        cycle_view(trace, ids, 0, lambda _: evil),
+        cycles_view(trace, lambda _: evil),
+        text_view(
+            GenerationResult([ids], ["length"], trace, 1.0, 0.1), lambda _: evil * 9
+        ),
+    ):
+        seen = parsed(view)
+        assert "script" not in {tag for tag, _ in seen}
+        assert "&lt;script&gt;" in view.html
+
+
+def test_templates_put_nothing_in_unescaped_but_cells_of_notebooks():
+    """`| safe` lets HTML through; a value that a template misses is an error."""
+    templates = (ROOT / "dflash_lab").glob("*/templates/*.html")
+    marked = re.compile(r"\{\{[^}]*\| *safe[^}]*\}\}")
+    found = {p.name: marked.findall(p.read_text("utf-8")) for p in templates}
+    assert len(found) > 10
+    assert {name: texts for name, texts in found.items() if texts} == {
+        "denoise.html": ['{{ "" if loop.first else "↵<br>" | safe }}'],
+        "lesson.html": ["{{ body | safe }}"],
+        "slides.html": ["{{ slide | safe }}"],
+    }
+    with pytest.raises(UndefinedError, match="sentence"):
+        render("views/view.html")
 
 
 def test_the_denoise_player_shows_the_state_of_its_slider():

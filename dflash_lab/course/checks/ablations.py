@@ -7,59 +7,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dflash_lab.course.checks.core import call, passed, same_list, same_number
+from dflash_lab.course.checks.core import tried_on, try_cases
 
 _ADDED = [40, 36, 50, 28]
 _CYCLES = [10, 12, 10, 14]
 _OTHER = [12, 12, 14, 14]
+_SETTINGS = (
+    ({"layers": 1, "K": 8, "loss": "ce"}, {"layers": 2, "K": 8, "loss": "ce"}),
+    ({"layers": 1, "K": 8, "loss": "ce"}, {"layers": 1, "K": 16, "loss": "kl"}),
+    ({"layers": 1}, {"layers": 1}),
+    ({"layers": 1, "seed": None}, {"layers": 1, "seed": 0}),
+)
+_SUMS = (
+    (_ADDED, _CYCLES, _ADDED, _OTHER),
+    (_ADDED, _OTHER, _ADDED, _CYCLES),
+    ([8, 90], [1, 30], [30, 60], [10, 20]),
+)
+_DRAWN = ([0, 1, 2, 3], [0, 0, 3, 2], [3, 3, 3, 3])
 
 
-def check_changes(changes: Callable) -> None:
+@tried_on(_SETTINGS, what="entry")
+def check_changes(one: dict, other: dict) -> list[str]:
     """`changes(one, other)`: names of the settings that differ, in order."""
-    cases = (
-        ({"layers": 1, "K": 8, "loss": "ce"}, {"layers": 2, "K": 8, "loss": "ce"}),
-        ({"layers": 1, "K": 8, "loss": "ce"}, {"layers": 1, "K": 16, "loss": "kl"}),
-        ({"layers": 1}, {"layers": 1}),
-        ({"layers": 1, "seed": None}, {"layers": 1, "seed": 0}),
-    )
-    for one, other in cases:
-        expected = []
-        for name in one:
-            if one[name] != other[name]:
-                expected.append(name)
-        case = f"one={one}, other={other}"
-        found = call(changes, dict(one), dict(other), case=case)
-        same_list(found, expected, case, "entry")
-    passed(changes, len(cases))
+    found = []
+    for name in one:
+        if one[name] != other[name]:
+            found.append(name)
+    return found
 
 
-def check_tau_difference(tau_difference: Callable) -> None:
+@tried_on(_SUMS)
+def check_tau_difference(
+    added: list[int], cycles: list[int], base_added: list[int], base_cycles: list[int]
+) -> float:
     """`tau_difference(added, cycles, base_added, base_cycles)`: of pooled taus."""
-    cases = (
-        (_ADDED, _CYCLES, _ADDED, _OTHER),
-        (_ADDED, _OTHER, _ADDED, _CYCLES),
-        ([8, 90], [1, 30], [30, 60], [10, 20]),
-    )
-    for added, cycles, base_added, base_cycles in cases:
-        expected = sum(added) / sum(cycles) - sum(base_added) / sum(base_cycles)
-        case = f"added={added}, cycles={cycles}, base {base_added}, {base_cycles}"
-        found = call(tau_difference, added, cycles, base_added, base_cycles, case=case)
-        same_number(found, expected, case)
-    passed(tau_difference, len(cases))
+    return sum(added) / sum(cycles) - sum(base_added) / sum(base_cycles)
 
 
-def check_resampled(resampled: Callable) -> None:
+@tried_on([(_ADDED, _CYCLES, picks) for picks in _DRAWN])
+def check_resampled(added: list[int], cycles: list[int], picks: list[int]) -> float:
     """`resampled(added, cycles, picks)`: tau of the prompts that were drawn."""
-    cases = ([0, 1, 2, 3], [0, 0, 3, 2], [3, 3, 3, 3])
-    for picks in cases:
-        top = bottom = 0
-        for pick in picks:
-            top += _ADDED[pick]
-            bottom += _CYCLES[pick]
-        case = f"added={_ADDED}, cycles={_CYCLES}, picks={picks}"
-        found = call(resampled, _ADDED, _CYCLES, picks, case=case)
-        same_number(found, top / bottom, case)
-    passed(resampled, len(cases))
+    top = bottom = 0
+    for pick in picks:
+        top += added[pick]
+        bottom += cycles[pick]
+    return top / bottom
 
 
 def check_verdict(verdict: Callable) -> None:
@@ -73,9 +65,4 @@ def check_verdict(verdict: Callable) -> None:
         (0.1, 0.6, 0.2, "not told"),
         (-0.5, 0.1, 0.2, "not told"),
     )
-    for low, high, noise, expected in cases:
-        case = f"low={low}, high={high}, noise={noise}"
-        same_list(
-            [call(verdict, low, high, noise, case=case)], [expected], case, "verdict"
-        )
-    passed(verdict, len(cases))
+    try_cases(verdict, "low high noise", cases, what="verdict")

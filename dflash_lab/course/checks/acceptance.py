@@ -9,89 +9,69 @@ Leaves out: traces; the library has the same definitions for them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
-from dflash_lab.course.checks.core import call, passed, same_list, same_number
+from dflash_lab.course.checks.core import leading, tried_on
 
-# The example of docs/metrics.md, and two random tables.
-_EXAMPLE = [[True, True, False], [False, True, False], [True, True, True]]
+Blocks = list[list[bool]]
 
 
-def _tables() -> list[list[list[bool]]]:
+def _tables() -> list[tuple[Blocks]]:
+    """The example of docs/metrics.md, and two random tables."""
     rng = random.Random(0)
-    tables = [_EXAMPLE]
+    tables = [[[True, True, False], [False, True, False], [True, True, True]]]
     for slots in (2, 5):
         tables.append([[rng.random() < 0.7 for _ in range(slots)] for _ in range(9)])
-    return tables
+    return [(table,) for table in tables]
 
 
-def _kept(block: list[bool]) -> int:
-    count = 0
-    for right in block:
-        if not right:
-            break
-        count += 1
-    return count
-
-
-def _case(blocks: list[list[bool]]) -> str:
+def _say(blocks: Blocks) -> str:
     return f"{len(blocks)} blocks beginning {blocks[0]}, {blocks[1]}"
 
 
-def check_tau(tau: Callable) -> None:
+@tried_on(_tables(), say=_say)
+def check_tau(blocks: Blocks) -> float:
     """`tau(blocks)`: mean acceptance length, the bonus token counted."""
-    for blocks in _tables():
-        expected = sum(_kept(block) + 1 for block in blocks) / len(blocks)
-        same_number(call(tau, blocks, case=_case(blocks)), expected, _case(blocks))
-    passed(tau, 3)
+    return sum(leading(block) + 1 for block in blocks) / len(blocks)
 
 
-def check_marginal(marginal: Callable) -> None:
+@tried_on(_tables(), what="slot", say=_say)
+def check_marginal(blocks: Blocks) -> list[float]:
     """`marginal(blocks)`: share of blocks in which each slot is right."""
-    for blocks in _tables():
-        expected = []
-        for slot in range(len(blocks[0])):
-            expected.append(sum(block[slot] for block in blocks) / len(blocks))
-        found = call(marginal, blocks, case=_case(blocks))
-        same_list(found, expected, _case(blocks), "slot")
-    passed(marginal, 3)
+    return [
+        sum(block[slot] for block in blocks) / len(blocks)
+        for slot in range(len(blocks[0]))
+    ]
 
 
-def check_survival(survival: Callable) -> None:
+@tried_on(_tables(), what="slot", say=_say)
+def check_survival(blocks: Blocks) -> list[float]:
     """`survival(blocks)`: share of blocks in which each slot's draft became text."""
-    for blocks in _tables():
-        expected = []
-        for slot in range(len(blocks[0])):
-            alive = [block for block in blocks if _kept(block) > slot]
-            expected.append(len(alive) / len(blocks))
-        found = call(survival, blocks, case=_case(blocks))
-        same_list(found, expected, _case(blocks), "slot")
-    passed(survival, 3)
+    return [
+        sum(leading(block) > slot for block in blocks) / len(blocks)
+        for slot in range(len(blocks[0]))
+    ]
 
 
-def check_conditional(conditional: Callable) -> None:
+@tried_on(_tables(), what="slot", say=_say)
+def check_conditional(blocks: Blocks) -> list[float]:
     """`conditional(blocks)`: share right, of the blocks that are right before it."""
-    for blocks in _tables():
-        expected = []
-        for slot in range(len(blocks[0])):
-            reached = [block for block in blocks if _kept(block) >= slot]
-            right = sum(block[slot] for block in reached)
-            expected.append(right / len(reached))
-        found = call(conditional, blocks, case=_case(blocks))
-        same_list(found, expected, _case(blocks), "slot")
-    passed(conditional, 3)
+    found = []
+    for slot in range(len(blocks[0])):
+        reached = [block for block in blocks if leading(block) >= slot]
+        found.append(sum(block[slot] for block in reached) / len(reached))
+    return found
 
 
-def check_independent(independent: Callable) -> None:
+@tried_on(
+    [([0.5],), ([2 / 3, 1.0, 1 / 3],), ([0.9, 0.8, 0.7, 0.6],), ([0.0, 1.0],)],
+    say=lambda rates: f"rates={[round(rate, 2) for rate in rates]}",
+)
+def check_independent(rates: list[float]) -> float:
     """`independent(rates)`: 1 + r1 + r1 r2 + ..., tau if slots failed independently."""
-    cases = ([0.5], [2 / 3, 1.0, 1 / 3], [0.9, 0.8, 0.7, 0.6], [0.0, 1.0])
-    for rates in cases:
-        total = 1.0
-        for end in range(1, len(rates) + 1):
-            product = 1.0
-            for rate in rates[:end]:
-                product *= rate
-            total += product
-        case = f"rates={[round(rate, 2) for rate in rates]}"
-        same_number(call(independent, rates, case=case), total, case)
-    passed(independent, len(cases))
+    total = 1.0
+    for end in range(1, len(rates) + 1):
+        product = 1.0
+        for rate in rates[:end]:
+            product *= rate
+        total += product
+    return total

@@ -12,8 +12,8 @@ from dflash_lab.course.checks.core import (
     CheckFailed,
     call,
     passed,
-    same_list,
-    same_number,
+    tried_on,
+    try_cases,
 )
 from dflash_lab.training.data.faults import FAULTS
 
@@ -33,46 +33,43 @@ _HINTS = {
 }
 
 
-def check_shifted(shifted: Callable) -> None:
+_TEXT = [5, 7, 7, 2, 9, 4, 1, 3]
+
+
+@tried_on(
+    [
+        ([7, 7, 2], _TEXT, 0, 0),
+        ([7, 2, 9], _TEXT, 0, 1),
+        ([2, 9, 1], _TEXT, 2, 0),
+        ([1, 3, 8], _TEXT, 4, 1),
+        ([9, 4], _TEXT, 3, -1),
+        ([3, 5, 7], _TEXT, 0, -2),
+    ]
+)
+def check_shifted(drafts: list[int], text: list[int], anchor: int, shift: int) -> int:
     """`shifted(drafts, text, anchor, shift)`: drafts that fit the text so shifted."""
-    text = [5, 7, 7, 2, 9, 4, 1, 3]
-    cases = (
-        ([7, 7, 2], 0, 0),
-        ([7, 2, 9], 0, 1),
-        ([2, 9, 1], 2, 0),
-        ([1, 3, 8], 4, 1),
-        ([9, 4], 3, -1),
-        ([3, 5, 7], 0, -2),
-    )
-    for drafts, anchor, shift in cases:
-        expected = 0
-        for slot, draft in enumerate(drafts, start=1):
-            place = anchor + slot + shift
-            expected += 0 <= place < len(text) and text[place] == draft
-        case = f"drafts={drafts}, text={text}, anchor={anchor}, shift={shift}"
-        found = call(shifted, drafts, text, anchor, shift, case=case)
-        same_number(found, expected, case)
-    passed(shifted, len(cases))
+    count = 0
+    for slot, draft in enumerate(drafts, start=1):
+        place = anchor + slot + shift
+        count += 0 <= place < len(text) and text[place] == draft
+    return count
 
 
-def check_first_leak(first_leak: Callable) -> None:
+@tried_on(
+    [
+        ([True, True, True, False, False], 3),
+        ([True, True, True, True, False], 3),
+        ([True, False, False, False, True, True], 1),
+        ([False, False, False], 2),
+    ],
+    what="leak",
+)
+def check_first_leak(sees: list[bool], anchor: int) -> int | None:
     """`first_leak(sees, anchor)`: first context place that a block must not see."""
-    yes, no = True, False
-    cases = (
-        ([yes, yes, yes, no, no], 3),
-        ([yes, yes, yes, yes, no], 3),
-        ([yes, no, no, no, yes, yes], 1),
-        ([no, no, no], 2),
-    )
-    for sees, anchor in cases:
-        expected = None
-        for place in range(anchor, len(sees)):
-            if sees[place]:
-                expected = place
-                break
-        case = f"sees={sees}, anchor={anchor}"
-        same_list([call(first_leak, sees, anchor, case=case)], [expected], case, "leak")
-    passed(first_leak, len(cases))
+    for place in range(anchor, len(sees)):
+        if sees[place]:
+            return place
+    return None
 
 
 def check_first_difference(first_difference: Callable) -> None:
@@ -90,11 +87,8 @@ def check_first_difference(first_difference: Callable) -> None:
         (late, base, 1.0, None),
         (base, spread, 1.0, None),
     )
-    for training, decoding, tolerance, expected in cases:
-        case = f"training={training}, decoding={decoding}, tolerance={tolerance}"
-        found = call(first_difference, training, decoding, tolerance, case=case)
-        same_list([found], [expected], case, "row")
-    passed(first_difference, len(cases))
+    names = "training decoding tolerance"
+    try_cases(first_difference, names, cases, what="row")
 
 
 def check_suspect(suspect: Callable) -> None:
@@ -107,11 +101,7 @@ def check_suspect(suspect: Callable) -> None:
         (2.5, {"leak": 2.2, "after": 3.1, "before": 4.2}, 0.5, "before"),
         (2.0, {"leak": 2.5, "shift": 1.0}, 0.5, None),
     )
-    for decoded, under, margin, expected in cases:
-        case = f"as_decoded={decoded}, under={under}, margin={margin}"
-        found = call(suspect, decoded, dict(under), margin, case=case)
-        same_list([found], [expected], case, "suspect")
-    passed(suspect, len(cases))
+    try_cases(suspect, "as_decoded under margin", cases, what="suspect")
 
 
 def check_diagnose(diagnose: Callable) -> None:

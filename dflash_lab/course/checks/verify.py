@@ -8,10 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from dflash_lab.course.checks.core import call, passed, same_list, same_number
+from dflash_lab.course.checks.core import leading, tried_on, try_cases
 
 # Drafts, and the target's pick for each of them and for one place more.
-_CYCLES = (
+_CYCLES: tuple[tuple[list[int], list[int]], ...] = (
     ([1, 2, 3], [1, 2, 3, 4]),
     ([1, 2, 3], [1, 9, 3, 4]),
     ([1, 2, 3], [7, 2, 3, 4]),
@@ -21,35 +21,24 @@ _CYCLES = (
 
 
 def _count(drafts: list[int], picks: list[int]) -> int:
-    count = 0
-    for draft, pick in zip(drafts, picks, strict=False):
-        if draft != pick:
-            break
-        count += 1
-    return count
+    return leading(draft == pick for draft, pick in zip(drafts, picks, strict=False))
 
 
-def check_accepted(accepted: Callable) -> None:
+@tried_on(_CYCLES)
+def check_accepted(drafts: list[int], picks: list[int]) -> int:
     """`accepted(drafts, picks)`: drafts before the first that is not the pick."""
-    for drafts, picks in _CYCLES:
-        case = f"drafts={drafts}, picks={picks}"
-        found = call(accepted, drafts, picks, case=case)
-        same_number(found, _count(drafts, picks), case)
-    passed(accepted, len(_CYCLES))
+    return _count(drafts, picks)
 
 
-def check_emitted(emitted: Callable) -> None:
+@tried_on(_CYCLES)
+def check_emitted(drafts: list[int], picks: list[int]) -> list[int]:
     """`emitted(drafts, picks)`: what a cycle adds to the text."""
-    for drafts, picks in _CYCLES:
-        case = f"drafts={drafts}, picks={picks}"
-        count = _count(drafts, picks)
-        same_list(call(emitted, drafts, picks, case=case), picks[: count + 1], case)
-    passed(emitted, len(_CYCLES))
+    return picks[: _count(drafts, picks) + 1]
 
 
 def check_lookup(lookup: Callable) -> None:
     """`lookup(text, n, count)`: what followed the last n tokens the last time."""
-    cases = (
+    cases: tuple[tuple, ...] = (
         ([1, 2, 3, 9, 1, 2], 2, 2, [3, 9]),
         ([1, 2, 3, 9, 1, 2], 2, 9, [3, 9, 1, 2]),
         ([1, 2, 7, 1, 2, 8, 1, 2], 2, 1, [8]),
@@ -57,48 +46,35 @@ def check_lookup(lookup: Callable) -> None:
         ([4, 4, 4], 1, 2, [4]),
         ([6], 2, 3, []),
     )
-    for text, n, count, expected in cases:
-        case = f"text={text}, n={n}, count={count}"
-        same_list(call(lookup, text, n, count, case=case), expected, case)
-    passed(lookup, len(cases))
+    try_cases(lookup, "text n count", cases)
 
 
-def _laws(seed: int, size: int = 4) -> tuple[list[float], list[float]]:
+def _distributions(seed: int, size: int = 4) -> list[list[float]]:
     rng = random.Random(seed)
     pair = []
     for _ in range(2):
         shares = [rng.random() for _ in range(size)]
         pair.append([share / sum(shares) for share in shares])
-    return pair[0], pair[1]
+    return pair
 
 
-def check_keep_chance(keep_chance: Callable) -> None:
-    """`keep_chance(p, q)`: how often a draft from q is kept, for target law p."""
-    for seed in range(3):
-        p, q = _laws(seed)
-        total = 0.0
-        for mine, drawn in zip(p, q, strict=True):
-            total += drawn * min(1.0, mine / drawn)
-        case = f"p={_round(p)}, q={_round(q)}"
-        same_number(call(keep_chance, p, q, case=case), total, case)
-    case = "p=q"
-    same_number(call(keep_chance, [0.5, 0.5], [0.5, 0.5], case=case), 1.0, case)
-    passed(keep_chance, 4)
+def _say(p: list[float], q: list[float]) -> str:
+    return f"p={[round(x, 3) for x in p]}, q={[round(x, 3) for x in q]}"
 
 
-def check_excess(excess: Callable) -> None:
-    """`excess(p, q)`: law of the token that replaces a rejected draft."""
-    for seed in range(3, 6):
-        p, q = _laws(seed)
-        over = []
-        for mine, drawn in zip(p, q, strict=True):
-            over.append(mine - drawn if mine > drawn else 0.0)
-        case = f"p={_round(p)}, q={_round(q)}"
-        same_list(
-            call(excess, p, q, case=case), [x / sum(over) for x in over], case, "token"
-        )
-    passed(excess, 3)
+@tried_on([*map(_distributions, range(3)), [[0.5, 0.5], [0.5, 0.5]]], say=_say)
+def check_keep_chance(p: list[float], q: list[float]) -> float:
+    """`keep_chance(p, q)`: how often a draft from q is kept if the target has p."""
+    total = 0.0
+    for mine, drawn in zip(p, q, strict=True):
+        total += drawn * min(1.0, mine / drawn)
+    return total
 
 
-def _round(law: list[float]) -> list[float]:
-    return [round(share, 3) for share in law]
+@tried_on([*map(_distributions, range(3, 6))], what="token", say=_say)
+def check_excess(p: list[float], q: list[float]) -> list[float]:
+    """`excess(p, q)`: distribution of the token that replaces a rejected draft."""
+    over = []
+    for mine, drawn in zip(p, q, strict=True):
+        over.append(mine - drawn if mine > drawn else 0.0)
+    return [x / sum(over) for x in over]

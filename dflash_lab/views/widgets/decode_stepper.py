@@ -1,6 +1,6 @@
 """Step through a generation, cycle by cycle.
 
-Leaves out: the pictures (`viz/stepper.py`).
+Leaves out: the pictures (`views/stepper.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from dflash_lab.speculative.generation import GenerationResult
 from dflash_lab.views.stepper import cycle_view, cycles_of
-from dflash_lab.views.widgets.shell import shell
+from dflash_lab.views.view import View
+from dflash_lab.views.widgets.shell import shell, steps
 
 
 def decode_stepper(result: GenerationResult, decode: Callable, prompt: int = 0):
@@ -20,15 +21,10 @@ def decode_stepper(result: GenerationResult, decode: Callable, prompt: int = 0):
         decode: turns a list of ids into text.
         prompt: which of the prompts.
     """
-    from ipywidgets import IntSlider, Play, jslink
-
     last = len(cycles_of(result.trace, prompt)) - 1
-    cycle = IntSlider(value=0, min=0, max=last, description="cycle")
-    play = Play(value=0, min=0, max=last, interval=1500, description="play")
-    jslink((play, "value"), (cycle, "value"))
 
-    def show(cycle: int, play: int = 0):
+    def show(cycle: int, play: int) -> View:
         ids = result.output_ids[prompt]
         return cycle_view(result.trace, ids, cycle, decode, prompt)
 
-    return shell({"play": play, "cycle": cycle}, show)
+    return shell(steps("cycle", last, start=0, milliseconds=1500), show)

@@ -1,6 +1,6 @@
 """Play a denoising: masks fill in, step by step.
 
-Leaves out: the pictures (`viz/diffusion.py`).
+Leaves out: the pictures (`views/diffusion.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from dflash_lab.diffusion.samplers import SampleHistory
 from dflash_lab.views.diffusion import film_strip
-from dflash_lab.views.widgets.shell import shell
+from dflash_lab.views.view import View
+from dflash_lab.views.widgets.shell import shell, steps
 
 
 def denoise_player(history: SampleHistory, mask: int, decode: Callable):
@@ -20,17 +21,15 @@ def denoise_player(history: SampleHistory, mask: int, decode: Callable):
         mask: the mask token.
         decode: turns a list of ids into text.
     """
-    from ipywidgets import BoundedIntText, IntSlider, Play, jslink
+    from ipywidgets import BoundedIntText
 
     last = len(history.frames) - 1
-    step = IntSlider(value=last, min=0, max=last, description="step")
-    play = Play(value=last, min=0, max=last, interval=500, description="play")
-    jslink((play, "value"), (step, "value"))
     text = BoundedIntText(value=0, min=0, max=len(history.ids) - 1, description="text")
 
-    def show(step: int, text: int, play: int = 0):
+    def show(step: int, text: int, play: int) -> View:
         # The state before comes along, so that what is new can be marked.
         frames = history.frames[max(0, step - 1) : step + 1]
         return film_strip(frames, mask, decode, row=text)
 
-    return shell({"play": play, "step": step, "text": text}, show)
+    controls = steps("step", last, start=last, milliseconds=500)
+    return shell(controls | {"text": text}, show)

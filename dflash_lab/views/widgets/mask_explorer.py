@@ -1,11 +1,12 @@
 """Explore masks: change the block size and the anchors, hover a cell for its reason.
 
-Leaves out: the pictures (`viz/masks.py`).
+Leaves out: the pictures (`views/masks.py`).
 """
 
 from __future__ import annotations
 
 from dflash_lab.views.masks import block_diffusion_picture, drafter_picture, mask_view
+from dflash_lab.views.view import View
 from dflash_lab.views.widgets.shell import shell
 
 
@@ -16,7 +17,7 @@ def block_mask_explorer(length: int = 8):
     sizes = [size for size in range(1, length + 1) if length % size == 0]
     chosen = SelectionSlider(options=sizes, value=sizes[1], description="block size")
 
-    def show(block_size: int):
+    def show(block_size: int) -> View:
         caption = f"{length} noisy rows (~) and {length} clean ones, K = {block_size}"
         return mask_view(block_diffusion_picture(length, block_size), caption)
 
@@ -27,16 +28,13 @@ def drafter_mask_explorer(context_length: int = 12):
     """The mask of drafter training with two anchors over one context."""
     from ipywidgets import IntSlider
 
-    def slider(value: int, low: int, high: int, name: str) -> IntSlider:
-        return IntSlider(value=value, min=low, max=high, description=name)
-
     controls = {
-        "first": slider(3, 1, context_length, "anchor 0"),
-        "second": slider(7, 1, context_length, "anchor 1"),
-        "block_size": slider(4, 2, 6, "block size"),
+        "first": IntSlider(3, 1, context_length, description="anchor 0"),
+        "second": IntSlider(7, 1, context_length, description="anchor 1"),
+        "block_size": IntSlider(4, 2, 6, description="block size"),
     }
 
-    def show(first: int, second: int, block_size: int):
+    def show(first: int, second: int, block_size: int) -> View:
         picture = drafter_picture((first, second), context_length, block_size)
         caption = (
             f"two blocks of K = {block_size} over the features f0 to "

@@ -1,6 +1,6 @@
 """Choose runs and what to draw of them.
 
-Leaves out: reading runs (`training/runs.py`) and their pictures (`viz/runs.py`).
+Leaves out: reading runs (`training/run/runs.py`), their pictures (`views/runs.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from dflash_lab.training.run.runs import Run
 from dflash_lab.views.runs import AT_MOST, AXES, QUANTITIES, runs_view
+from dflash_lab.views.view import View
 from dflash_lab.views.widgets.shell import choice, shell
 
 
@@ -22,13 +23,11 @@ def run_browser(runs: Sequence[Run], chosen: Sequence[str] = ()):
     from ipywidgets import SelectMultiple
 
     names = [run.name for run in runs]
-    first = tuple(chosen) or tuple(names[:2])
-    rows = min(len(names), 8)
     controls = {
         "chosen": SelectMultiple(
             options=names,
-            value=first,
-            rows=rows,
+            value=tuple(chosen) or tuple(names[:2]),
+            rows=min(len(names), 8),
             description="runs",
             tooltip=f"Ctrl or Shift chooses several; up to {AT_MOST} are drawn",
         ),
@@ -36,7 +35,7 @@ def run_browser(runs: Sequence[Run], chosen: Sequence[str] = ()):
         "axis": choice(list(AXES), "against"),
     }
 
-    def show(chosen: Sequence[str], quantity: str, axis: str):
+    def show(chosen: Sequence[str], quantity: str, axis: str) -> View:
         return runs_view(runs, chosen or names[:1], quantity, axis)
 
     return shell(controls, show)

@@ -14,7 +14,7 @@ from dflash_lab.errors import DFlashLabError
 from dflash_lab.views.view import View
 
 if TYPE_CHECKING:
-    from ipywidgets import VBox
+    from ipywidgets import IntSlider, Play, ToggleButtons, VBox
 
 
 def shell(controls: Mapping, show: Callable[..., View], buttons: Sequence = ()) -> VBox:
@@ -33,7 +33,7 @@ def shell(controls: Mapping, show: Callable[..., View], buttons: Sequence = ()) 
         DFlashLabError: ipywidgets is not installed.
     """
     try:
-        from ipywidgets import HTML, HBox, Layout, VBox
+        from ipywidgets import HTML, HBox, VBox
     except ImportError:
         raise DFlashLabError(
             "widgets need ipywidgets; pip install 'dflash-lab[lab]', or show the view "
@@ -57,7 +57,7 @@ def shell(controls: Mapping, show: Callable[..., View], buttons: Sequence = ()) 
 
     pane = HTML()
     # Buttons and sliders side by side, breaking into lines where the page is narrow.
-    bar = HBox([*controls.values(), *buttons], layout=Layout(flex_flow="row wrap"))
+    bar = HBox([*controls.values(), *buttons], layout={"flex_flow": "row wrap"})
     box = Shell([bar, pane])
     box.controls, box.pane = dict(controls), pane
     for control in controls.values():
@@ -66,7 +66,28 @@ def shell(controls: Mapping, show: Callable[..., View], buttons: Sequence = ()) 
     return box
 
 
-def choice(options: Sequence[str], description: str, value: str | None = None):
+def steps(
+    name: str, last: int, *, start: int, milliseconds: int
+) -> dict[str, Play | IntSlider]:
+    """Controls for what happens in steps: a play button and the slider that it moves.
+
+    Args:
+        name: of the slider; the button is `play`, and a view need not look at it.
+        last: number of the last step, from 0.
+        start: the step shown at first.
+        milliseconds: between two steps while it plays.
+    """
+    from ipywidgets import IntSlider, Play, jslink
+
+    slider = IntSlider(start, 0, last, description=name)
+    play = Play(start, 0, last, interval=milliseconds, description="play")
+    jslink((play, "value"), (slider, "value"))
+    return {"play": play, name: slider}
+
+
+def choice(
+    options: Sequence[str], description: str, value: str | None = None
+) -> ToggleButtons:
     """One of a few options, as a row of buttons.
 
     JupyterLab keeps the arrow keys for itself, so that a drop-down list cannot be
@@ -77,11 +98,12 @@ def choice(options: Sequence[str], description: str, value: str | None = None):
         description: before them.
         value: chosen at first; the first option if None.
     """
-    from ipywidgets import Layout, ToggleButtons
+    from ipywidgets import ToggleButtons
 
-    buttons = ToggleButtons(
-        options=options, value=value or options[0], description=description
+    return ToggleButtons(
+        options=options,
+        value=value or options[0],
+        description=description,
+        style={"button_width": "auto"},
+        layout={"width": "auto"},
     )
-    buttons.style.button_width = "auto"
-    buttons.layout = Layout(width="auto")
-    return buttons

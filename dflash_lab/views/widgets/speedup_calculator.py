@@ -1,6 +1,6 @@
 """Turn the knobs of the cost model and see when drafting pays.
 
-Leaves out: the model (`analysis/speedup.py`) and its picture (`viz/speedup.py`).
+Leaves out: the model (`measure/speedup.py`) and its picture (`views/speedup.py`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ def speedup_calculator(costs: Costs | None = None, tau: float = 3.0):
     from ipywidgets import FloatSlider, IntSlider
 
     costs = costs or Costs(16, 1.0, 0.15, 1.1, 0.05)
-    unit = costs.plain_ms
 
-    def share(value: float, high: float, name: str) -> FloatSlider:
-        value = min(value / unit, high)
+    def share(milliseconds: float, high: float, name: str) -> FloatSlider:
+        value = min(milliseconds / costs.plain_ms, high)
         return FloatSlider(value=value, min=0, max=high, step=0.01, description=name)
 
     controls = {
         "tau": FloatSlider(value=tau, min=1, max=16, step=0.1, description="tau"),
-        "block_size": IntSlider(
-            value=costs.block_size, min=2, max=16, description="block size"
-        ),
+        "block_size": IntSlider(costs.block_size, 2, 16, description="block size"),
         "draft": share(costs.draft_ms, 2, "draft"),
         "verify": share(costs.verify_ms, 6, "verify"),
         "other": share(costs.other_ms, 1, "other"),

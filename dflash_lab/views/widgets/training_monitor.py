@@ -4,7 +4,7 @@
     monitor                       # shows itself; the run goes on behind it
     result = await monitor.wait() # in the next cell: waits for the end
 
-Leaves out: the run (`training/background.py`) and its pictures (`viz/training.py`).
+Leaves out: the run (`training/run/background.py`), its pictures (`views/training.py`).
 """
 
 from __future__ import annotations
