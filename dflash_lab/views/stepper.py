@@ -106,7 +106,7 @@ def cycle_view(
         f"context {lengths['drafter']} rows. "
         f"Draft {cycle.draft_ms:.2f} ms, verify {cycle.verify_ms:.2f} ms."
     )
-    names = ("row", "draft", "target's pick", "verdict")
+    names = ("row", "draft", "target's token", "verdict")
     html = render(
         "views/cycle.html",
         facts=facts,

@@ -141,9 +141,9 @@ check.check_text_loss(text_loss)
 # %% [markdown]
 # Its mean over times and masks is an upper bound on the negative log-likelihood per token. The
 # same with the sign turned, for the whole text, is the *evidence lower bound* (ELBO): a lower
-# bound on log p. The steps of the sampler that a denoiser makes are the *chain*; its *law* is the
+# bound on log p. The steps of the sampler that a denoiser makes are the *chain*; its *distribution* is the
 # chance with which it writes each text. On a toy of three letters and three places we need not believe it: all
-# texts can be listed. `ideal_denoiser` is the best denoiser there is for a known law.
+# texts can be listed. `ideal_denoiser` is the best denoiser there is for a known distribution.
 
 # %%
 from dflash_lab.diffusion.forward import Process
@@ -155,11 +155,11 @@ from dflash_lab.diffusion.toy import (
     reverse_kernels,
 )
 
-law = torch.zeros(4, 4, 4, dtype=torch.float64)
-law[:3, :3, :3] = torch.rand(3, 3, 3, generator=generator).double() ** 3
-law = (law / law.sum()).flatten()
+probs = torch.zeros(4, 4, 4, dtype=torch.float64)
+probs[:3, :3, :3] = torch.rand(3, 3, 3, generator=generator).double() ** 3
+probs = (probs / probs.sum()).flatten()
 process = Process("absorbing", 4, mask_token_id=3)
-ideal = ideal_denoiser(law, size=4, length=3, mask_token_id=3)
+ideal = ideal_denoiser(probs, size=4, length=3, mask_token_id=3)
 
 # %%
 import itertools
@@ -170,10 +170,10 @@ places = [16 * a + 4 * b + c for a, b, c in words]  # of a word in the list of a
 
 def mean(values):
     """Over words, weighted by their true chances."""
-    return sum(law[place].item() * v for place, v in zip(places, values))
+    return sum(probs[place].item() * v for place, v in zip(places, values))
 
 
-true = mean([math.log(law[place]) for place in places])
+true = mean([math.log(probs[place]) for place in places])
 
 # %%
 from dflash_lab.views.view import table_view

@@ -5,7 +5,7 @@
 #
 # **Aims.** You can write the rule that turns drafts into text without changing the text,
 # and the loop around it. You have checked that greedy text is the target's own, and that a
-# sampled token follows the target's law. You have built a first drafter that needs no model.
+# sampled token follows the target's distribution. You have built a first drafter that needs no model.
 #
 # A language model writes one token per pass. But one pass can *check* many tokens: fed
 # with a text, it says for every place what it would have written next. So: guess a few
@@ -26,19 +26,19 @@ print(tokenizer.decode(prompt))
 # %% [markdown] tags: slide
 # ## 1. The rule
 #
-# The target's *picks*: its own choice for the place of each draft, and one more choice
+# The *target's tokens*: its own choice for the place of each draft, and one more choice
 # for the place behind the last draft.
 #
 # **Exercise 1 (2 to 4 lines).** How many drafts stand before the first that differs from
-# the target's pick?
+# the target's token?
 
 
 # %%
-def accepted(drafts, picks):
-    """picks is one longer than drafts."""
+def accepted(drafts, target_tokens):
+    """target_tokens is one longer than drafts."""
     # BEGIN SOLUTION
     count = 0
-    while count < len(drafts) and drafts[count] == picks[count]:
+    while count < len(drafts) and drafts[count] == target_tokens[count]:
         count += 1
     return count
     # END SOLUTION
@@ -52,24 +52,24 @@ check.check_accepted(accepted)
 
 
 # %%
-def emitted(drafts, picks):
+def emitted(drafts, target_tokens):
     # BEGIN SOLUTION
-    return picks[: accepted(drafts, picks) + 1]
+    return target_tokens[: accepted(drafts, target_tokens) + 1]
     # END SOLUTION
 
 
 check.check_emitted(emitted)
 
 # %% [markdown]
-# **In words.** Every emitted token is a *pick*, never a draft as such. Why does that prove
+# **In words.** Every emitted token is the *target's own*, never a draft as such. Why does that prove
 # that the text is the one that plain decoding writes? Where does the argument need that a
-# pick behind a wrong draft is thrown away?
+# target token behind a wrong draft is thrown away?
 
 # %% [markdown] tags: answer
-# A pick is the target's choice given the text before it. For the first pick that text is
-# the real one. For each later pick the text before it holds drafts, which are equal to
-# picks as long as all before were accepted; so it is the real text too, by induction. A
-# pick behind a wrong draft was made in the light of a token that is not in the text, so it
+# A target token is the target's choice given the text before it. For the first that text is
+# the real one. For each later one the text before it holds drafts, which are equal to
+# target tokens as long as all before were accepted; so it is the real text too, by induction. A
+# token behind a wrong draft was made in the light of a token that is not in the text, so it
 # says nothing about what the target would choose there.
 
 # %% [markdown] tags: slide
@@ -109,8 +109,8 @@ def speculate(prompt, new_tokens, draft, end=0):
     answer, passes = choices(prompt)[-1:], 1
     while len(answer) < new_tokens and end not in answer:
         drafts = draft(prompt + answer)
-        picks = choices(prompt + answer + drafts)[len(prompt + answer) - 1 :]
-        answer, passes = answer + emitted(drafts, picks), passes + 1
+        target_tokens = choices(prompt + answer + drafts)[len(prompt + answer) - 1 :]
+        answer, passes = answer + emitted(drafts, target_tokens), passes + 1
     answer = answer[:new_tokens]
     return answer[: answer.index(end) + 1] if end in answer else answer, passes
 
@@ -171,14 +171,14 @@ cycles_view(result.trace, tokenizer.decode)
 # * Greyed drafts stand behind a wrong one. Nobody knows whether they were good.
 
 # %% [markdown] tags: slide
-# ## 5. With dice
+# ## 5. Sampling
 #
-# At a temperature the target has a probability for each token, its *law* p, not a choice. Two
-# rules keep the law. Below, p and q are lists over a vocabulary of four.
+# At a temperature the target has a probability for each token, its *distribution* p, not a choice. Two
+# rules keep the distribution. Below, p and q are lists over a vocabulary of four.
 #
-# * **Match**: the target *draws* a pick at each place, and a draft counts if it equals the
-#   pick. The argument of exercise 2 holds unchanged. This is what DFlash does.
-# * **Speculative sampling**: the drafter draws x from its law q. Keep x with the chance
+# * **Match**: the target *samples* a token at each place, and a draft counts if it equals
+#   that token. The argument of exercise 2 holds unchanged. This is what DFlash does.
+# * **Speculative sampling**: the drafter samples x from its distribution q. Keep x with the chance
 #   min(1, p(x)/q(x)), else draw a replacement from what p has more than q.
 #
 # **Exercise 4 (1 line).** How often does speculative sampling keep a draft?
@@ -194,7 +194,7 @@ def keep_chance(p, q):
 check.check_keep_chance(keep_chance)
 
 # %% [markdown]
-# **Exercise 5 (2 lines).** The law of the replacement: what p has more than q, made to sum
+# **Exercise 5 (2 lines).** The distribution of the replacement: what p has more than q, made to sum
 # to one.
 
 
@@ -238,7 +238,7 @@ table_view(["token", "p, the target", "q, the drafter", "drawn"], rows, caption)
 
 # %% [markdown]
 # **What to notice.**
-# * Bad drafts (token 3) are drafted far too often, and still the output has the law p.
+# * Bad drafts (token 3) are drafted far too often, and still the output has the distribution p.
 # * Speculative sampling keeps as many drafts as any lossless rule can. `match` keeps fewer
 #   when the drafts are drawn too. With one fixed draft it keeps p of that token: much if the
 #   drafter's favourite is also the target's, little if not (token 3: 0.05).

@@ -151,7 +151,7 @@ check.check_new_context(new_context)
 # %% [markdown] tags: slide
 # ## 3. What is it worth?
 #
-# Five drafters on the same prompts, in turns: the healthy one; the same one made *deaf* (its
+# Five drafters on the same prompts, in turns: the healthy one; the same one *without features* (its
 # `fc` is zero, so all context rows are); one that was trained without features; and two that
 # hear one layer of the target, or five. All have one layer themselves.
 #
@@ -160,7 +160,7 @@ check.check_new_context(new_context)
 # all right.
 #
 # **Before you run the next cell:** which is worse, a drafter that never could hear, or one
-# that has become deaf?
+# whose features were set to zero?
 
 # %%
 import copy
@@ -168,9 +168,9 @@ import copy
 from dflash_lab.measure.race import race, standings
 from dflash_lab.views.ablations import standings_view
 
-deaf = copy.deepcopy(drafter)
-torch.nn.init.zeros_(deaf.fc.weight)
-drafters = {"3 layers heard": drafter, "become deaf": deaf}
+zeroed = copy.deepcopy(drafter)
+torch.nn.init.zeros_(zeroed.fc.weight)
+drafters = {"3 layers heard": drafter, "features zeroed": zeroed}
 for name in ("no-features", "features-1", "features-5"):
     drafters[name] = load_member(name)
 proposers = {"plain": Plain()} | {n: DFlash(d) for n, d in drafters.items()}
@@ -199,7 +199,7 @@ figure_view(
 # **What to notice.**
 # * Without its features the drafter is at 1 token per cycle and a little: it never learnt to
 #   read the text, and it did not have to.
-# * The one that was trained without features does better than the deaf one, and far worse than
+# * The one that was trained without features does better than the zeroed one, and far worse than
 #   those that hear.
 # * Hearing one layer (the middle one) is most of it. From three to five layers there is no gain
 #   to be seen here: the interval of the difference would have to tell (lesson 09).

@@ -49,7 +49,7 @@ for name in members[1:]:
 
 # %% [markdown]
 # What the names stand for: `gamma` is the decay of the loss (lesson 05), and a huge one means
-# equal weights. `kl`: learn the target's whole law, not only its token. `dpace`: weights that
+# equal weights. `kl`: learn the target's whole distribution, not only its token. `dpace`: weights that
 # follow how far a block survives. `reveal`: some slots are shown in training (lesson 04).
 # `input`: features enter at the drafter's input, as in EAGLE, not as keys and values.
 #
@@ -109,14 +109,14 @@ check.check_tau_difference(tau_difference)
 # %% [markdown]
 # **Exercise 3 (1 to 3 lines).** How far could it have come out otherwise, with other prompts of
 # the same kind? Draw as many prompts as there are, with replacement, and compute again. The
-# drawing is done for you: `picks` lists the drawn prompts, counted from 0, and one may come twice.
+# drawing is done for you: `drawn` lists the prompts, counted from 0, and one may come twice.
 # Return the pooled tau of these prompts, for one drafter.
 
 
 # %%
-def resampled(added, cycles, picks):
+def resampled(added, cycles, drawn):
     # BEGIN SOLUTION
-    return sum(added[i] for i in picks) / sum(cycles[i] for i in picks)
+    return sum(added[i] for i in drawn) / sum(cycles[i] for i in drawn)
     # END SOLUTION
 
 

@@ -41,9 +41,10 @@ def leading(a, b):
     return next((i for i, (x, y) in enumerate(z(a, b)) if x != y), len(a))
 
 
-def count(drafts, picks):
+def count(drafts, target_tokens):
     return next(
-        (i for i, (d, t) in enumerate(z(drafts, picks[:-1])) if d != t), len(drafts)
+        (i for i, (d, t) in enumerate(z(drafts, target_tokens[:-1])) if d != t),
+        len(drafts),
     )
 
 

@@ -263,7 +263,7 @@ def test_a_cycle_shows_drafts_picks_and_both_caches():
         ["rejected", "draft"],
         ["unused", "draft"],
     ]
-    assert view.html.count("dfl-corrected") >= 2  # the pick, and the text
+    assert view.html.count("dfl-corrected") >= 2  # the target's token, and the text
     second = cycle_view(trace, ids, 1, decode)
     assert second.text.splitlines()[-1] == "bonus '<'"
     with pytest.raises(DFlashLabError, match="no cycle 2; there are 0 to 1"):

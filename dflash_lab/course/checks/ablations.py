@@ -44,13 +44,13 @@ def check_tau_difference(
     return sum(added) / sum(cycles) - sum(base_added) / sum(base_cycles)
 
 
-@tried_on([(_ADDED, _CYCLES, picks) for picks in _DRAWN])
-def check_resampled(added: list[int], cycles: list[int], picks: list[int]) -> float:
-    """`resampled(added, cycles, picks)`: tau of the prompts that were drawn."""
+@tried_on([(_ADDED, _CYCLES, drawn) for drawn in _DRAWN])
+def check_resampled(added: list[int], cycles: list[int], drawn: list[int]) -> float:
+    """`resampled(added, cycles, drawn)`: tau of the prompts that were drawn."""
     top = bottom = 0
-    for pick in picks:
-        top += added[pick]
-        bottom += cycles[pick]
+    for prompt in drawn:
+        top += added[prompt]
+        bottom += cycles[prompt]
     return top / bottom
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from dflash_lab.course.checks.core import leading, tried_on, try_cases
 
-# Drafts, and the target's pick for each of them and for one place more.
+# Drafts, and the target's token for each of them and for one place more.
 _CYCLES: tuple[tuple[list[int], list[int]], ...] = (
     ([1, 2, 3], [1, 2, 3, 4]),
     ([1, 2, 3], [1, 9, 3, 4]),
@@ -20,20 +20,22 @@ _CYCLES: tuple[tuple[list[int], list[int]], ...] = (
 )
 
 
-def _count(drafts: list[int], picks: list[int]) -> int:
-    return leading(draft == pick for draft, pick in zip(drafts, picks, strict=False))
+def _count(drafts: list[int], target_tokens: list[int]) -> int:
+    return leading(
+        draft == own for draft, own in zip(drafts, target_tokens, strict=False)
+    )
 
 
 @tried_on(_CYCLES)
-def check_accepted(drafts: list[int], picks: list[int]) -> int:
-    """`accepted(drafts, picks)`: drafts before the first that is not the pick."""
-    return _count(drafts, picks)
+def check_accepted(drafts: list[int], target_tokens: list[int]) -> int:
+    """`accepted(drafts, target_tokens)`: drafts before the first wrong one."""
+    return _count(drafts, target_tokens)
 
 
 @tried_on(_CYCLES)
-def check_emitted(drafts: list[int], picks: list[int]) -> list[int]:
-    """`emitted(drafts, picks)`: what a cycle adds to the text."""
-    return picks[: _count(drafts, picks) + 1]
+def check_emitted(drafts: list[int], target_tokens: list[int]) -> list[int]:
+    """`emitted(drafts, target_tokens)`: what a cycle adds to the text."""
+    return target_tokens[: _count(drafts, target_tokens) + 1]
 
 
 def check_lookup(lookup: Callable) -> None:
