@@ -103,6 +103,7 @@ def test_the_loss_is_that_of_the_next_token(deep):
     assert drawn.weight.item() == 4 + 3 + 4  # row 1 has three supervised tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["target", "fresh"])
 def test_an_assistant_learns_and_its_target_does_not(deep, start):
     examples = training_texts(deep)

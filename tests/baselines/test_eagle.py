@@ -187,6 +187,7 @@ def test_the_loss_equals_its_plain_twin(deep):
     assert (right <= total).all() and total[0] > 0
 
 
+@pytest.mark.slow
 def test_a_head_learns_and_drafts_what_it_learnt(deep):
     examples = training_texts(deep)
     taps = EagleConfig.for_target(deep.config).target_layer_ids
@@ -221,6 +222,7 @@ def test_a_run_without_a_budget_is_refused_and_a_clock_ends_one(deep):
     assert 0 < len(lines) < 10**5
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_a_head_that_the_bench_can_use(tmp_path, capsys):
     from helpers import write_corpus_file
 

@@ -300,6 +300,7 @@ def test_the_shipped_heads_draft_for_the_tiny_pair():
 # --- training -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_heads_learn_and_draft_what_they_learnt(target, tmp_path):
     examples = training_texts(target)
     settings = MedusaTraining(

@@ -40,6 +40,7 @@ def train(out: Path, *more: str, extra: tuple[str, ...] = ()) -> int:
     return main(["train", "--config", config, *overrides(out, *more), *extra])
 
 
+@pytest.mark.slow
 def test_train_from_nothing_but_the_target(tmp_path, capsys):
     out = tmp_path / "run"
     assert train(out) == 0
@@ -72,6 +73,7 @@ def test_train_from_nothing_but_the_target(tmp_path, capsys):
     assert "--resume" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_shipped_tiny_drafter_passes_every_check(capsys):
     assert main(["check", "--target", "tiny", "--limit", "4"]) == 0
     assert "FAIL" not in capsys.readouterr().out
@@ -102,6 +104,7 @@ def test_mistakes_end_with_one_sentence(tmp_path, capsys, more, message):
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "dflash_lab", "train"]

@@ -313,6 +313,7 @@ def test_doctor_runs(capsys):
     assert "torch" in said and "tiny pair: loads" in said and "FAIL" not in said
 
 
+@pytest.mark.slow
 def test_module_and_version():
     done = subprocess.run(
         [sys.executable, "-m", "dflash_lab", "--version"],

@@ -31,9 +31,12 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
     None,
 )
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on this machine: install one to run these"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no Chromium on this machine: install one to run these"
+    ),
+]
 MINUTE = 60_000  # milliseconds
 
 # The widgets that lessons 02, 03 and 06 do not have, in one notebook.

@@ -291,6 +291,7 @@ def test_lessons_builds_what_is_asked_for(master, tmp_path, capsys):
     assert "no master for 09" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_site_shows_every_lesson_and_fetches_nothing(tmp_path):
     assert (
         main(["lessons", "--site", str(tmp_path), "--notebooks", str(NOTEBOOKS)]) == 0

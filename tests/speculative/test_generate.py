@@ -71,6 +71,7 @@ def test_greedy_equals_generate(case):
         assert emitted == len(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(8))
 def test_batch_rows_get_what_they_get_alone(case):
     rng = random.Random(100 + case)
@@ -155,6 +156,7 @@ def test_speculative_rule_is_the_same_alone_and_in_a_batch(target, drafter):
         assert alone.output_ids[0] == together.output_ids[b]
 
 
+@pytest.mark.slow
 def test_speculative_rule_through_the_loop_keeps_the_distribution():
     """Whole loop, distribution of two tokens against plain decoding, by seeds."""
     target = random_target(2, vocab_size=5, dtype=torch.float64)

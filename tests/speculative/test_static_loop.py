@@ -63,6 +63,7 @@ def same(one, two) -> None:
 # --- the same as the host loop --------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", range(len(STYLES)))
 @pytest.mark.parametrize("batch", [1, 5])
 def test_it_equals_the_host_loop_cycle_by_cycle(trained, style, batch):
@@ -182,6 +183,7 @@ def test_every_length_limit_inside_a_block(trained, budget):
     assert result.stop_reasons == ["length"] * 4
 
 
+@pytest.mark.slow
 def test_a_stop_token_at_every_offset_of_a_block(trained):
     target, drafter = trained
     offsets = set()
@@ -369,6 +371,7 @@ def test_caches_hold_what_a_fresh_pass_gives(trained, right):
 # --- strict: bit for bit --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_strict_output_is_bit_equal_to_plain_decoding_in_the_same_shape(trained, dtype):
@@ -494,6 +497,7 @@ def test_a_look_put_back_is_noticed(look):
         loop.cycle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", [0, 2])
 def test_a_cycle_is_one_graph_and_is_compiled_once(trained, style):
     target, drafter = trained
@@ -557,6 +561,7 @@ def test_a_fresh_capture_can_be_taken_back(trained):
 # --- compiled -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_compiled_cycles_give_the_same(trained, monkeypatch):
     """Through the compiler's first two stages; the last makes machine code of them."""
     target, drafter = trained
@@ -575,6 +580,7 @@ def test_compiled_cycles_give_the_same(trained, monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_many_capacities_are_compiled_one_after_the_other(trained, monkeypatch):
     """More shapes than the compiler's own limit for one function."""
     target, drafter = trained
