@@ -10,9 +10,6 @@ import platform
 import tempfile
 from pathlib import Path
 
-import torch
-import transformers
-
 from dflash_lab.errors import DFlashLabError
 
 
@@ -39,6 +36,10 @@ def data_root() -> Path:
 
 def environment() -> dict:
     """Versions and machine, for headers and cards."""
+    # Imported here: a command that only parses its arguments must not wait for torch.
+    import torch
+    import transformers
+
     from dflash_lab import __version__
 
     return {

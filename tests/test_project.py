@@ -67,9 +67,10 @@ def test_readme_and_ci_call_the_same_tests():
     assert "make test" in script
 
 
-def test_import_is_light():
+@pytest.mark.parametrize("module", ["dflash_lab", "dflash_lab.cli.main"])
+def test_import_is_light(module):
     code = (
-        "import sys, dflash_lab; "
+        f"import sys, {module}; "
         "heavy = {'matplotlib', 'pandas', 'ipywidgets', 'torch', 'transformers'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
