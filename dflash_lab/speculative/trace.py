@@ -4,7 +4,7 @@ A `DecodeTrace` is plain data: a header that says what ran, and one record per c
 It goes to JSON Lines and back without loss, and to a DataFrame with one row per drafted
 slot. Every analysis and picture starts from it.
 
-Leaves out: any judgement (`analysis/`), and the text itself beyond token ids.
+Leaves out: any judgement (`measure/`), and the text itself beyond token ids.
 """
 
 from __future__ import annotations

@@ -269,4 +269,4 @@ figure_view(made)
 # compared.
 #
 # **Go on:** lesson 07 asks when all this saves time. Definitions with an example by hand:
-# `docs/metrics.md`. Code: `dflash_lab/analysis/`.
+# `docs/metrics.md`. Code: `dflash_lab/measure/`.

@@ -351,7 +351,7 @@ def test_png_bytes_are_reproducible():
     assert first.startswith(b"\x89PNG") and b"Software" not in first
 
 
-def test_importing_viz_does_not_import_matplotlib():
+def test_importing_views_does_not_import_matplotlib():
     code = (
         "import sys, dflash_lab.views.curves, dflash_lab.views.report; "
         "assert not {'matplotlib', 'torch'} & set(sys.modules), 'heavy import'"
