@@ -20,6 +20,7 @@ from dflash_lab.cli import (
     corpus,
     demo,
     doctor,
+    explain,
     export,
     generate,
     lessons,
@@ -27,7 +28,18 @@ from dflash_lab.cli import (
 )
 from dflash_lab.errors import DFlashLabError
 
-COMMANDS = (demo, generate, bench, corpus, train, check, export, lessons, doctor)
+COMMANDS = (
+    demo,
+    generate,
+    bench,
+    explain,
+    corpus,
+    train,
+    check,
+    export,
+    lessons,
+    doctor,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,17 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    for module in (
-        demo,
-        generate,
-        bench,
-        corpus,
-        train,
-        check,
-        export,
-        lessons,
-        doctor,
-    ):
+    for module in COMMANDS:
         module.add(commands)
     return parser
