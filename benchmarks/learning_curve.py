@@ -27,7 +27,7 @@ from levers import held_out_examples, score
 from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.files import environment
 from dflash_lab.pairs.pair import load_pair
-from dflash_lab.training.run.progress import kept_drafters
+from dflash_lab.training.run.checkpoints import kept_drafters
 from dflash_lab.views.curves import figure_png
 from dflash_lab.views.diffusion import lines_figure
 

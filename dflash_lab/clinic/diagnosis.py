@@ -148,9 +148,8 @@ class Examination:
             fault: one of `TRIED`.
         """
         ids, _ = collate(self.examples, range(len(self.examples)))
-        bend = FAULTS[fault].on_batch
-        assert bend is not None  # those of `TRIED` bend a batch
-        return self.drafts(lambda b: bend(b, self.drafter.config, ids)).score()
+        bend, config = FAULTS[fault].on_batch, self.drafter.config
+        return self.drafts(lambda batch: bend(batch, config, ids)).score()
 
     def score_without_features(self) -> float:
         """Tokens a cycle from a random place, with all features zeroed."""

@@ -138,10 +138,10 @@ def checks_before_training(
     ]
     drafter = DFlashDraftModel(DFlashConfig.from_folder(member_folder("base")))
     drafter.init_weights(torch.Generator().manual_seed(0))
-    layers = drafter.config.target_layer_ids
+    layers: Sequence[int] = drafter.config.target_layer_ids
     for each in faults:
-        examples = each.on_texts(examples) if each.on_texts else examples
-        layers = each.on_layers(layers) if each.on_layers else layers
+        examples = each.on_texts(examples)
+        layers = each.on_layers(layers)
     pipeline = Pipeline(
         drafter.config,
         examples,

@@ -134,16 +134,13 @@ def config_to_speculators(
                 f"{name}={getattr(config, name)} has no field in speculators' DFlash "
                 "format; export with --for dflash"
             )
-    kinds = set(config.layer_types)
-    if "full_attention" in kinds and config.causal_in_block("full_attention"):
+    causal = {kind for kind, p in config.attention_patterns.items() if p.causal}
+    if "full_attention" in causal:
         raise DFlashLabError(
             "full-attention layers that are causal inside the block have no field in "
             "speculators' DFlash format, where they see the whole block; export with "
             "--for vllm"
         )
-    non_causal = not (
-        "sliding_attention" in kinds and config.causal_in_block("sliding_attention")
-    )
     layers = config.to_dict(dtype)
     return {
         "architectures": ["DFlashDraftModel"],
@@ -156,7 +153,7 @@ def config_to_speculators(
         "sample_from_anchor": False,
         # Without sliding layers the library ignores it, while vLLM makes one switch
         # for all layers of it, so that False would turn full attention causal.
-        "sliding_window_non_causal": non_causal,
+        "sliding_window_non_causal": "sliding_attention" not in causal,
         "speculators_config": {
             "algorithm": "dflash",
             "default_proposal_method": "greedy",

@@ -5,7 +5,7 @@ from prompt to prompt, after a warm-up that is not counted. Each answer is one l
 `records.jsonl`, written when it is there, so a run can be stopped and goes on where it
 was. Seconds are wall clock with prefill, and without tokenizing and loading.
 
-Leaves out: figures and tables (`bench_summary.py`), and the methods (`baselines/`).
+Leaves out: figures and tables (`bench_summary.py`), and the methods (`methods.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BenchSettings:
     """A run's settings; a run that goes on must have the same.
 
     Attributes:
-        methods: names, see `baselines.methods.METHODS`.
+        methods: names, see `methods.METHODS`.
         prompts: names or files of prompt sets.
         limit: prompts of each set; all if None.
         decode: what all methods share.

@@ -20,6 +20,7 @@ from huggingface_hub import snapshot_download
 
 from dflash_lab.errors import DFlashLabError
 
+# The request that drafters' published figures on mathematics were measured with.
 ASK = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
@@ -40,7 +41,8 @@ class HubSet:
     turns: Callable[[dict], list[str]]
 
 
-def _code(text: str) -> list[str]:
+def ask_for_code(text: str) -> list[str]:
+    """The user's message for the beginning of a Python function."""
     return [f"Complete this Python function.\n\n```python\n{text.rstrip()}\n```"]
 
 
@@ -71,7 +73,7 @@ SETS = {
         "openai/openai_humaneval",
         ("openai_humaneval/test-*.parquet",),
         "code",
-        lambda row: _code(row["prompt"]),
+        lambda row: ask_for_code(row["prompt"]),
     ),
     "hub:mbpp": HubSet(
         "google-research-datasets/mbpp",
@@ -116,11 +118,9 @@ def hub_rows(name: str) -> list[dict]:
             f"reachable on the Hub ({type(error).__name__}); check the connection, or "
             "use a packaged set such as gsm8k-100"
         ) from None
-    for pattern in source.patterns:
-        files = sorted(folder.glob(pattern))
-        if files:
-            break
-    else:
+    found = (sorted(folder.glob(pattern)) for pattern in source.patterns)
+    files = next(filter(None, found), None)
+    if files is None:
         raise DFlashLabError(
             f"{source.repository} has no file {' or '.join(source.patterns)}; its "
             "layout has changed"

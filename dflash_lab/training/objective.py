@@ -60,9 +60,8 @@ class HeadRows:
         self.kept: Tensor | None = None
         if limit is None:
             return
-        counts = np.zeros(target.vocab_size, dtype=np.int64)
-        for example in examples:
-            np.add.at(counts, example.input_ids[example.prompt_length :], 1)
+        answers = [example.input_ids[example.prompt_length :] for example in examples]
+        counts = np.bincount(np.concatenate(answers), minlength=target.vocab_size)
         order = np.argsort(-counts, kind="stable")
         kept = np.sort(order[: min(limit, int((counts > 0).sum()))])
         self.kept = torch.from_numpy(kept)
@@ -136,33 +135,30 @@ class Objective(nn.Module):
         ids = batch.blocks.input_ids  # (B, N, K)
         noise = F.embedding(ids.flatten(1), table).to(self.decay.dtype)
         noise = noise * self.drafter.config.input_embedding_scale
+        dtype = self._dtype(batch.target_hidden)
         hidden = self._pass(
             noise.to(self.drafter.dtype),
-            self._scaled(batch.target_hidden),
+            batch.target_hidden.to(dtype) * self.scale.to(dtype),
             batch.position_ids,
             batch.masks,
         )
         return hidden.view(*ids.shape, -1)[:, :, 1:]
 
-    def _scaled(self, features: Tensor) -> Tensor:
-        narrow = torch.is_autocast_enabled(features.device.type)
-        wide = torch.bfloat16 if narrow else self.drafter.dtype
-        return features.to(wide) * self.scale.to(wide)
+    def _dtype(self, tensor: Tensor) -> torch.dtype:
+        narrow = torch.is_autocast_enabled(tensor.device.type)
+        return torch.bfloat16 if narrow else self.drafter.dtype
 
-    def forward(self, batch: TrainingBatch, step: int = 0) -> tuple[Tensor, ...]:
-        """Loss sums of a batch, as the fields of `LossSums`."""
-        hidden = self.hidden(batch)
+    def forward(self, batch: TrainingBatch, step: int = 0) -> LossSums:
+        """Loss sums of a batch."""
+        hidden = self.hidden(batch).flatten(0, 1)
         rows = self._frozen[1]
         labels, mask = rows.labels(
             batch.blocks.labels[:, :, 1:], batch.blocks.label_mask[:, :, 1:]
         )
-        head = rows.rows(step)
-        narrow = torch.is_autocast_enabled(hidden.device.type)
-        dtype = torch.bfloat16 if narrow else self.drafter.dtype
         teacher = batch.teacher if self.kind == "kl" else None
-        sums = frozen_head_loss(
-            hidden.flatten(0, 1).to(dtype),
-            head,
+        return frozen_head_loss(
+            hidden.to(self._dtype(hidden)),
+            rows.rows(step),
             labels.flatten(0, 1),
             mask.flatten(0, 1),
             self.decay,
@@ -171,7 +167,6 @@ class Objective(nn.Module):
             transform=self.drafter.scale_logits,
             chunk=self.chunk,
         )
-        return sums.loss, sums.weight, sums.right, sums.total
 
     def compile_pass(self) -> None:
         """Fuse the drafter's pass; the first step then takes about a minute.
@@ -187,10 +182,6 @@ class Objective(nn.Module):
                 "it to false"
             )
         self._pass = torch.compile(self.drafter.forward, dynamic=True)
-
-    def sums(self, batch: TrainingBatch, step: int = 0) -> LossSums:
-        """`forward` by name."""
-        return LossSums(*self(batch, step))
 
     def start_from(self, drafter: DFlashDraftModel) -> None:
         """Take the weights of a drafter in the published form."""

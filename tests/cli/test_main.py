@@ -165,6 +165,7 @@ def test_unknown_commands_and_options_are_status_2(capsys):
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_demo_writes_what_it_measured(capsys, tmp_path):
     out = tmp_path / "report"
     arguments = ["--limit", "1", "--max-new-tokens", "60", "--out", str(out)]

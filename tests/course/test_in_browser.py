@@ -265,6 +265,7 @@ def widgets_of(page) -> list:
     return boxes.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, controls",
     [
@@ -279,6 +280,7 @@ def test_all_cells_run_and_every_control_changes_its_view(lab, page, name, contr
     assert [move_everything(box) for box in widgets_of(page)] == controls
 
 
+@pytest.mark.slow
 def test_the_play_button_steps_through_a_generation(lab, page):
     run_all(page, lab, "others")
     (box, *_) = widgets_of(page)
@@ -294,6 +296,7 @@ def test_the_play_button_steps_through_a_generation(lab, page):
     must_change(box, before, "the play button")
 
 
+@pytest.mark.slow
 def test_a_run_is_stopped_from_the_page_while_a_cell_waits_for_it(lab, page):
     run_all(page, lab, "monitor", wait=False)
     (box,) = widgets_of(page)
@@ -307,6 +310,7 @@ def test_a_run_is_stopped_from_the_page_while_a_cell_waits_for_it(lab, page):
     assert errors(page) == []
 
 
+@pytest.mark.slow
 def test_static_pages_say_the_same_without_javascript(browser, tmp_path):
     pages = build_site(ROOT / "notebooks", tmp_path)
     told = {}

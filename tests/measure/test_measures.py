@@ -165,6 +165,7 @@ def test_a_cut_block_hides_what_is_behind():
 # --- slices -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(traces())
 @settings(max_examples=60, deadline=None)
 def test_reached_slots_are_those_behind_accepted_ones(trace):

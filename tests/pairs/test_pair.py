@@ -21,6 +21,7 @@ from dflash_lab.pairs.pair import load_pair
 from dflash_lab.pairs.prompts import load_prompts, prompt_set_names
 from dflash_lab.speculative.generate import speculative_generate
 from dflash_lab.speculative.proposer import DFlash, Plain
+from dflash_lab.training.corpus import prompts
 from dflash_lab.training.corpus.prompts import too_close, training_prompts, word_triples
 from dflash_lab.training.corpus.tiny_text import is_held_out
 
@@ -263,7 +264,8 @@ def test_a_held_out_prompt_is_never_drawn():
     assert kept.isdisjoint(row["prompt"] for row in again)
 
 
-def test_an_exhausted_grammar_says_so():
+@pytest.mark.slow
+def test_an_exhausted_grammar_says_so(monkeypatch):
     everything = [row["prompt"] for row in itertools.islice(training_prompts(0), 400)]
     blocked = training_prompts(
         0,
@@ -274,9 +276,10 @@ def test_an_exhausted_grammar_says_so():
         ),
     )
     assert next(blocked)["kind"] == "chat"
-    endless = training_prompts(0, ("code",))
-    with pytest.raises(DFlashLabError, match="no new code prompt"):
-        for _ in itertools.islice(endless, 200_000):
+    one = ("Write a Python function that returns the {agg} of a list of {items}.",)
+    monkeypatch.setitem(prompts._TEMPLATES, "code", one)
+    with pytest.raises(DFlashLabError, match="no new code prompt after 56 prompts"):
+        for _ in training_prompts(0, ("code",)):
             pass
 
 

@@ -57,8 +57,8 @@ def setting(faults=(), **overrides):
     examples = training_texts(target)
     ids = drafter.config.target_layer_ids
     for fault in faults:
-        examples = fault.on_texts(examples) if fault.on_texts else examples
-        ids = fault.on_layers(ids) if fault.on_layers else ids
+        examples = fault.on_texts(examples)
+        ids = fault.on_layers(ids)
     pipeline = Pipeline(
         drafter.config,
         examples,
@@ -154,6 +154,7 @@ def trained(tmp_path, fault=None, steps=220):
     return Examination.of_prompts(drafter, target, prompts, max_new_tokens=24), result
 
 
+@pytest.mark.slow
 def test_a_sound_drafter_passes_the_examination(tmp_path):
     pytest.importorskip("accelerate")
     examination, _ = trained(tmp_path)
@@ -163,6 +164,7 @@ def test_a_sound_drafter_passes_the_examination(tmp_path):
     assert examination.tau > 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["label_shift", "context_leak", "wrong_rope"])
 def test_a_faulty_drafter_is_found_out(tmp_path, fault):
     pytest.importorskip("accelerate")

@@ -1,25 +1,24 @@
-"""Prompts for a corpus: from a file, a generator, or the target itself.
+"""Prompts for a corpus: from a generator, or the target itself.
 
 Every source yields candidates (`messages`, or one `prompt`); `choose_prompts` encodes
 them, and leaves out repeated ones, ones close to a held-out prompt, and ones that are
 too long, and counts what it left out.
 
-Leaves out: the grammar (`prompts.py`), chat templates (`chat.py`), and the answers
+Leaves out: files (`pairs/prompts.py`), the grammar (`prompts.py`), and the answers
 (`corpus.py`).
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs.pair import Pair
-from dflash_lab.pairs.prompts import load_prompts, prompt_set_names
-from dflash_lab.training.corpus.chat import encode_messages, messages_of, user_header
+from dflash_lab.pairs.prompts import load_prompts, messages_of, prompt_set_names
 from dflash_lab.training.corpus.corpus import write_corpus
 from dflash_lab.training.corpus.corpus_file import read_corpus
 from dflash_lab.training.corpus.processes import ALONE, Processes
@@ -31,73 +30,24 @@ from dflash_lab.training.corpus.prompts import (
 )
 from dflash_lab.training.corpus.tiny_text import is_held_out, tiny_texts
 
-ROLES = ("system", "user", "assistant")
 REPEATED, HELD_OUT, TOO_LONG = "repeated", "close to a held-out prompt", "too long"
 
 
-def read_prompt_file(path: Path) -> list[dict]:
-    """Candidates of a JSON Lines file.
-
-    A line has `messages` (role and content; system messages may come first, the
-    user's comes last), or `turns` (the user's messages; the first is asked, because
-    later ones need the target's earlier answers), or `prompt`. `kind` and `id` are
-    kept; other fields are not.
-
-    Returns:
-        `{"kind", "messages"}` of each line, with `id` where there is one.
-
-    Raises:
-        DFlashLabError: no such file, not UTF-8, no prompt in it, or a bad line, which
-            is named by number.
-    """
-    try:
-        # Not splitlines(): JSON strings may hold other line separators than \n.
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise DFlashLabError(
-            f"cannot read prompts from {path}: {error.strerror}; give a JSON Lines "
-            "file, 'generator' or 'self'"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise DFlashLabError(f"{path} is not UTF-8 text: {error}") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            candidate: dict = {"kind": str(row.get("kind", Path(path).stem))}
-            if "id" in row:
-                candidate["id"] = str(row["id"])
-            candidate["messages"] = _messages_in(row)
-        except (ValueError, TypeError, AttributeError, LookupError) as error:
-            known = type(error) in (ValueError, UnicodeEncodeError)
-            raise DFlashLabError(
-                f"{path}, line {number}: {error if known else 'not a prompt'}; "
-                "expected a JSON object with 'messages', 'turns' or 'prompt'"
-            ) from None
-        found.append(candidate)
-    if not found:
-        raise DFlashLabError(f"{path} holds no prompt")
-    return found
-
-
-def generated_prompts(
-    pair: Pair, seed: int, held_out: tuple[str, ...] = ()
-) -> Iterator[dict]:
+def generated_prompts(pair: Pair, seed: int) -> Iterator[dict]:
     """Endless candidates of the project's generator for a pair.
 
     The tiny pair knows the small world of `tiny_text.py` only; every other target is
-    asked the grammar's prompts, none of them close to `held_out`.
+    asked the grammar's prompts, none of them close to a held-out one.
     """
     texts = tiny_texts(seed)
     if pair.name != "tiny":
-        texts = training_prompts(seed, held_out=held_out)
+        texts = training_prompts(seed, held_out=held_out_texts())
     for turn in itertools.count():
         # The four kinds come in turn, and so do temperatures: were the kinds' order
         # always the same, one kind would get one temperature.
-        kinds = list(itertools.islice(texts, len(KINDS)))
-        for text in kinds[turn % len(KINDS) :] + kinds[: turn % len(KINDS)]:
+        kinds = deque(itertools.islice(texts, len(KINDS)))
+        kinds.rotate(-turn)
+        for text in kinds:
             yield {"kind": text["kind"], "prompt": text["prompt"]}
 
 
@@ -225,6 +175,38 @@ def target_written_prompts(
         draws *= 2
 
 
+def user_header(pair: Pair) -> tuple[list[int], list[int]]:
+    """How a user's turn begins and ends in the pair's chat template.
+
+    Returns:
+        The ids up to where the user's words begin, and the ids that end them.
+
+    Raises:
+        DFlashLabError: the tokenizer has no chat template.
+    """
+    tokenizer = pair.tokenizer
+    if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+        raise DFlashLabError(
+            f"{pair.name} has no chat template behind whose header it could write "
+            "prompts; give a file of prompts"
+        )
+    marker = "@@@@"
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": marker}],
+        add_generation_prompt=True,
+        tokenize=False,
+        enable_thinking=pair.thinking,
+    )
+    before, after = (
+        tokenizer.encode(part, add_special_tokens=False)
+        for part in cast(str, text).split(marker)
+    )
+    ends = set(pair.stop_token_ids)
+    # Where no stop token closes the user's turn, the template's next mark does.
+    ends |= set(after[:1]) & set(tokenizer.added_tokens_decoder)
+    return before, sorted(ends)
+
+
 def _sift(
     candidates: Iterable[dict],
     pair: Pair,
@@ -239,54 +221,28 @@ def _sift(
     for candidate in candidates:
         messages = messages_of(candidate)
         key = tuple((m["role"], " ".join(m["content"].split())) for m in messages)
-        users = [m["content"] for m in messages if m["role"] == "user"]
         reason, ids = None, []
         if key in seen:
             reason = REPEATED
-        elif any(map(is_close, users)):
+        elif any(is_close(m["content"]) for m in messages if m["role"] == "user"):
             reason = HELD_OUT
         else:
-            ids = encode_messages(pair, messages)
+            ids = pair.encode_messages(messages)
             if max_prompt_tokens is not None and len(ids) > max_prompt_tokens:
                 reason = TOO_LONG
         seen.add(key)
         if reason is None:
             row = {k: v for k, v in candidate.items() if k != "messages"}
-            if len(messages) == 1:
-                row["prompt"] = messages[0]["content"]
-            else:
-                row["messages"] = messages
+            alone = len(messages) == 1
+            row |= (
+                {"prompt": messages[0]["content"]} if alone else {"messages": messages}
+            )
             chosen.append({**row, "prompt_ids": ids})
-            misses = 0
         else:
             skipped[reason] += 1
-            misses += 1
+        misses = misses + 1 if reason else 0
         # An endless source that has run dry yields nothing new for long.
         dry = endless and misses > 10_000 + 10 * len(chosen)
         if dry or len(chosen) == count:
             break
     return chosen, skipped
-
-
-def _messages_in(row: dict) -> list[dict]:
-    """The checked conversation of one line; ValueError says what is wrong."""
-    if "messages" in row:
-        messages = [
-            {"role": m["role"], "content": m["content"]} for m in row["messages"]
-        ]
-    elif "turns" in row:
-        if not isinstance(row["turns"], list):
-            raise TypeError
-        messages = [{"role": "user", "content": turn} for turn in row["turns"][:1]]
-    else:
-        messages = [{"role": "user", "content": row["prompt"]}]
-    for message in messages:
-        role, content = message["role"], message["content"]
-        if role not in ROLES:
-            raise ValueError(f"role {role!r} is none of {', '.join(ROLES)}")
-        if not isinstance(content, str) or (role == "user" and not content.strip()):
-            raise ValueError(f"the {role}'s message is not text, or empty")
-        content.encode("utf-8")  # half a surrogate pair cannot be written
-    if not messages or messages[-1]["role"] != "user":
-        raise ValueError("the last message is not the user's")
-    return messages

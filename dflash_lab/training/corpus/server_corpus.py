@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dflash_lab.pairs.pair import Pair
+from dflash_lab.pairs.prompts import messages_of
 from dflash_lab.training.corpus.answer_log import AnswerLog
-from dflash_lab.training.corpus.chat import messages_of
 from dflash_lab.training.corpus.corpus import (
     check_sizes,
     corpus_samplings,

@@ -11,17 +11,21 @@ Leaves out: faults of engines that serve a good drafter wrongly.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dflash_lab.conditioning.masks import Mask, block_position_ids
+from dflash_lab.conditioning.masks import block_position_ids
 from dflash_lab.drafter.config import DFlashConfig
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.training.data.batch import TrainingBatch
 from dflash_lab.training.data.dataset import Example
+
+Bend = Callable[[TrainingBatch, DFlashConfig, Tensor], TrainingBatch]
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,10 @@ class Fault:
     name: str
     what: str
     fix: str
-    on_batch: Callable[[TrainingBatch, DFlashConfig, Tensor], TrainingBatch] | None = (
-        None
-    )
-    on_scores: Callable[[Tensor, Tensor, int], Tensor] | None = None
-    on_layers: Callable[[Sequence[int]], tuple[int, ...]] | None = None
-    on_texts: Callable[[Sequence[Example]], list[Example]] | None = None
+    on_batch: Bend = lambda batch, config, ids: batch
+    on_scores: Callable[[Tensor, Tensor, int], Tensor] = lambda scores, mask, k: scores
+    on_layers: Callable[[Sequence[int]], Sequence[int]] = lambda layers: layers
+    on_texts: Callable[[list[Example]], list[Example]] = lambda texts: texts
 
 
 def _label_shift(batch: TrainingBatch, config: DFlashConfig, ids: Tensor):
@@ -60,39 +62,34 @@ def _label_shift(batch: TrainingBatch, config: DFlashConfig, ids: Tensor):
     return replace(batch, blocks=replace(blocks, labels=labels, label_mask=mask))
 
 
-def _see_context_until(extra: int):
+def _see_context_until(batch: TrainingBatch, block_size: int, extra: int):
     """Context up to `extra` rows behind the last permitted one."""
-
-    def change(batch: TrainingBatch, config: DFlashConfig, ids: Tensor):
-        size, length = config.block_size, batch.target_hidden.shape[1]
-        anchors = batch.blocks.anchor_positions.repeat_interleave(size, dim=1)
-        valid = batch.blocks.valid.repeat_interleave(size, dim=1)
-        column = torch.arange(length, device=anchors.device)
-        sees = (column < anchors[..., None] + extra) & valid[..., None]
-        masks: dict[str, Mask] = {}
-        for kind, mask in batch.masks.items():
-            changed = _boolean(mask).clone()
-            changed[:, 0, :, :length] |= sees
-            masks[kind] = changed
-        return replace(batch, masks=masks)
-
-    return change
+    length = batch.target_hidden.shape[1]
+    anchors = batch.blocks.anchor_positions.repeat_interleave(block_size, dim=1)
+    valid = batch.blocks.valid.repeat_interleave(block_size, dim=1)
+    column = torch.arange(length, device=anchors.device)
+    sees = (column < anchors[..., None] + extra) & valid[..., None]
+    masks = _boolean_masks(batch)
+    for mask in masks.values():
+        mask[:, 0, :, :length] |= sees
+    return replace(batch, masks=masks)
 
 
 def _context_leak(batch: TrainingBatch, config: DFlashConfig, ids: Tensor):
-    return _see_context_until(config.block_size)(batch, config, ids)
+    return _see_context_until(batch, config.block_size, config.block_size)
+
+
+def _phantom_anchor(batch: TrainingBatch, config: DFlashConfig, ids: Tensor):
+    return _see_context_until(batch, config.block_size, 1)
 
 
 def _causal_block(batch: TrainingBatch, config: DFlashConfig, ids: Tensor):
     length, size = batch.target_hidden.shape[1], config.block_size
     rows = batch.blocks.anchor_positions.shape[1] * size
     offset = torch.arange(rows, device=batch.position_ids.device) % size
-    past = offset[None, :] <= offset[:, None]
-    masks: dict[str, Mask] = {}
-    for kind, mask in batch.masks.items():
-        changed = _boolean(mask).clone()
-        changed[:, 0, :, length:] &= past
-        masks[kind] = changed
+    masks = _boolean_masks(batch)
+    for mask in masks.values():
+        mask[:, 0, :, length:] &= offset[None, :] <= offset[:, None]
     return replace(batch, masks=masks)
 
 
@@ -121,7 +118,7 @@ def _layers_off_by_one(target_layer_ids: Sequence[int]) -> tuple[int, ...]:
     return tuple(max(0, layer - 1) for layer in target_layer_ids)
 
 
-def _off_policy(examples: Sequence[Example]) -> list[Example]:
+def _off_policy(examples: list[Example]) -> list[Example]:
     """Every prompt gets the next one's answer: fluent text the target did not write."""
     following = [*examples[1:], *examples[:1]]
     return [
@@ -133,12 +130,13 @@ def _off_policy(examples: Sequence[Example]) -> list[Example]:
     ]
 
 
-def _boolean(mask: Mask) -> Tensor:
-    if not isinstance(mask, Tensor):
+def _boolean_masks(batch: TrainingBatch) -> dict[str, Any]:
+    """Copies of the masks, which must be tensors."""
+    if not all(isinstance(mask, Tensor) for mask in batch.masks.values()):
         raise DFlashLabError(
             "faults change boolean masks; train them with attention: sdpa"
         )
-    return mask
+    return copy.deepcopy(batch.masks)
 
 
 FAULTS = {
@@ -161,7 +159,7 @@ FAULTS = {
             "phantom_anchor",
             "blocks see the anchor's own features, which decoding does not have yet",
             "let a block see context strictly before its anchor, not at it",
-            on_batch=_see_context_until(1),
+            on_batch=_phantom_anchor,
         ),
         Fault(
             "causal_block",

@@ -36,6 +36,9 @@ from dflash_lab.training.data.features import (
     read_index,
 )
 
+# Padded tokens of a pass, and most tokens of a shard.
+BATCH_TOKENS, SHARD_TOKENS = 4096, 100_000
+
 
 def cache_features(
     target: Target,
@@ -44,8 +47,6 @@ def cache_features(
     folder: Path,
     *,
     head_inputs: bool = False,
-    batch_tokens: int = 4096,
-    shard_tokens: int = 100_000,
     quiet: bool = False,
 ) -> OfflineFeatures:
     """Run the target over every text and keep the tapped layers in a folder.
@@ -57,8 +58,6 @@ def cache_features(
         folder: where to write; what is there of the same target, layers and texts is
             used again.
         head_inputs: keep what the target's head reads too, for distillation.
-        batch_tokens: padded tokens per pass.
-        shard_tokens: most tokens of a shard.
         quiet: no size announcement.
 
     Returns:
@@ -79,31 +78,28 @@ def cache_features(
         "width": source.width,
         "head_inputs": head_inputs,
     }
-    groups = _shard_groups([len(s) for s in sequences], shard_tokens)
-    wanted = [_texts_hash(sequences[a:b]) for a, b in groups]
+    groups = _shard_groups(sequences)
+    wanted = [_texts_hash(texts) for texts in groups]
     folder.mkdir(parents=True, exist_ok=True)
     kept = _whole_shards(folder, made_of, wanted)
     for path in folder.glob("shard-*"):
         if path.name not in {shard["file"] for shard in kept.values()}:
             path.unlink()
     todo = [number for number in range(len(groups)) if number not in kept]
-    tokens = sum(len(s) for n in todo for s in sequences[slice(*groups[n])])
-    width = source.width + (target.hidden_size if head_inputs else 0)
-    _announce(folder, tokens, 2 * width, quiet or not todo)
+    tokens = sum(len(text) for number in todo for text in groups[number])
+    _announce(folder, tokens, source, quiet or not todo)
     progress = tqdm(
         total=tokens, unit="token", unit_scale=True, desc="features", disable=not todo
     )
     for number in todo:
-        texts = sequences[slice(*groups[number])]
-        tensors = _shard(source, texts, batch_tokens, progress)
         name = f"shard-{number:05d}.safetensors"
         scratch = folder / f"{name}.partial"
-        save_file(tensors, scratch)
+        save_file(_shard(source, groups[number], progress), scratch)
         kept[number] = {
             "number": number,
             "file": name,
             "texts": wanted[number],
-            "lengths": [len(text) for text in texts],
+            "lengths": [len(text) for text in groups[number]],
             "sha256": sha256_of(scratch),
         }
         os.replace(scratch, folder / name)
@@ -127,16 +123,16 @@ def _whole_shards(folder: Path, made_of: dict, wanted: list[str]) -> dict[int, d
     }
 
 
-def _shard_groups(lengths: Sequence[int], limit: int) -> list[tuple[int, int]]:
-    """Ranges of texts whose tokens fit a shard; a longer text has one to itself."""
-    groups, start, size = [], 0, 0
-    for i, length in enumerate(lengths):
-        if size and size + length > limit:
-            groups.append((start, i))
-            start, size = i, 0
-        size += length
-    if size:
-        groups.append((start, len(lengths)))
+def _shard_groups(sequences: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Texts whose tokens fit a shard, in order; a longer text has one to itself."""
+    groups: list[list[Sequence[int]]] = []
+    size = 0
+    for text in sequences:
+        size += len(text)
+        if not groups or size > SHARD_TOKENS:
+            groups.append([])
+            size = len(text)
+        groups[-1].append(text)
     return groups
 
 
@@ -144,7 +140,6 @@ def _shard_groups(lengths: Sequence[int], limit: int) -> list[tuple[int, int]]:
 def _shard(
     source: OnlineFeatures,
     sequences: Sequence[Sequence[int]],
-    batch_tokens: int,
     progress: tqdm,
 ) -> dict[str, Tensor]:
     """Features of a shard's texts, end to end, computed in batches of like length."""
@@ -157,7 +152,7 @@ def _shard(
     )
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     while order:
-        size = max(1, batch_tokens // len(sequences[order[-1]]))
+        size = max(1, BATCH_TOKENS // len(sequences[order[-1]]))
         group, order = order[-size:], order[:-size]
         rows = [torch.tensor(sequences[i]) for i in group]
         states, inputs = source.batch(group, pad_sequence(rows, batch_first=True))
@@ -171,8 +166,9 @@ def _shard(
     return {"features": hidden} | ({"head_inputs": last} if len(last) else {})
 
 
-def _announce(folder: Path, tokens: int, bytes_per_token: int, quiet: bool) -> None:
-    size, free = tokens * bytes_per_token, shutil.disk_usage(folder).free
+def _announce(folder: Path, tokens: int, source: OnlineFeatures, quiet: bool) -> None:
+    width = source.width + source.with_head_inputs * source.target.hidden_size
+    size, free = 2 * width * tokens, shutil.disk_usage(folder).free
     if size > free:
         raise DFlashLabError(
             f"features of {tokens:,} tokens need {size / 1e9:.1f} GB, and {folder} has "

@@ -5,8 +5,8 @@ Leaves out: the order of texts (`dataset.py`) and the layout of blocks (`batch.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
 
@@ -22,6 +22,7 @@ from dflash_lab.training.data.features import (
 )
 
 
+@dataclass
 class Pipeline:
     """Batches of a run.
 
@@ -42,26 +43,22 @@ class Pipeline:
             which compare with decoding in one step.
     """
 
-    def __init__(
-        self,
-        config: DFlashConfig,
-        examples: Sequence[Example],
-        features: OnlineFeatures | OfflineFeatures,
-        *,
-        batch_size: int,
-        num_anchors: int,
-        seed: int = 0,
-        accumulation: int = 1,
-        faults: Iterable[Fault] = (),
-        backend: str = "sdpa",
-        device: torch.device | str = "cpu",
-    ):
-        self.config, self.examples, self.features = config, examples, features
-        self.num_anchors, self.seed, self.accumulation = num_anchors, seed, accumulation
-        self.faults, self.backend, self.device = tuple(faults), backend, device
-        self.reveal = 0.0
-        lengths = [len(example.input_ids) for example in examples]
-        self.plan = BatchPlan(lengths, batch_size, seed)
+    config: DFlashConfig
+    examples: Sequence[Example]
+    features: OnlineFeatures | OfflineFeatures
+    _: KW_ONLY
+    batch_size: int
+    num_anchors: int
+    seed: int = 0
+    accumulation: int = 1
+    faults: Sequence[Fault] = ()
+    backend: str = "sdpa"
+    device: torch.device | str = "cpu"
+    reveal: float = field(default=0.0, init=False)
+
+    def __post_init__(self):
+        lengths = [len(example.input_ids) for example in self.examples]
+        self.plan = BatchPlan(lengths, self.batch_size, self.seed)
 
     def step(self, step: int, rank: int = 0, world: int = 1) -> list[TrainingBatch]:
         """This process's share of a step, one batch for each accumulation round.
@@ -91,8 +88,7 @@ class Pipeline:
         loss_mask &= counts
         scores = anchor_scores(self.seed, epoch, indices, ids.shape[1])
         for fault in self.faults:
-            if fault.on_scores is not None:
-                scores = fault.on_scores(scores, loss_mask, self.config.block_size)
+            scores = fault.on_scores(scores, loss_mask, self.config.block_size)
         hidden, head_inputs = self.features.batch(indices, ids)
         batch = build_batch(
             self.config,
@@ -113,8 +109,7 @@ class Pipeline:
             blocks = reveal_slots(batch.blocks, self.reveal, draws)
             batch = replace(batch, blocks=blocks)
         for fault in self.faults:
-            if fault.on_batch is not None:
-                batch = fault.on_batch(batch, self.config, ids)
+            batch = fault.on_batch(batch, self.config, ids)
         return batch
 
     def feature_scale(self, samples: int = 64) -> torch.Tensor:

@@ -83,37 +83,8 @@ def write_card(folder: Path, title: str, load_as: str, facts: dict) -> None:
     taus = "\n".join(
         f"| {name} | {tau:.2f} |" for name, tau in facts["held_out_tau"].items()
     )
-    env, settings = facts["environment"], facts["settings"]
-    stages = [*facts.get("earlier_stages", []), facts]
-
-    def total(name: str) -> float:
-        return round(sum(stage[name] for stage in stages), 2)
-
-    rows = (
-        ("data", f"{facts['answers']} answers, {facts['answer_tokens']} answer tokens"),
-        ("training", f"{total('steps')} steps, {total('blocks_seen')} blocks of text"),
-        ("stages", len(stages)),
-        (
-            "time",
-            f"{total('training_wall_minutes')} minutes, "
-            f"{total('training_cpu_hours')} CPU-hours",
-        ),
-        (
-            "machine",
-            f"{env['machine']}, {env['threads']} threads, torch {env['torch']}",
-        ),
-        ("peak learning rate", settings["optimizer"]["learning_rate"]),
-        (
-            "texts and anchors per step",
-            f"{settings['data']['batch_size']}, {settings['data']['num_anchors']}",
-        ),
-        ("loss", settings["objective"]["loss"]),
-        ("faults switched on", ", ".join(settings["faults"]) or "none"),
-        ("parameters", facts["parameters"]),
-        ("source tree", facts["git"] or "not under git"),
-    )
-    tokens = settings["log"]["eval_tokens"]
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    table = "\n".join(f"| {name} | {value} |" for name, value in _rows(facts))
+    tokens = facts["settings"]["log"]["eval_tokens"]
     card = f"""# {title}
 
 Load it with `{load_as}`. It holds no weights of its target.
@@ -133,3 +104,28 @@ All settings and hashes are in `training.json`.
 """
     write_text_atomically(folder / "README.md", card)
     write_text_atomically(folder / "training.json", json.dumps(facts, indent=2) + "\n")
+
+
+def _rows(facts: dict) -> list[tuple[str, object]]:
+    """Names and values of the card's table."""
+    env, settings = facts["environment"], facts["settings"]
+    data, stages = settings["data"], [*facts.get("earlier_stages", []), facts]
+
+    def total(name: str) -> float:
+        return round(sum(stage[name] for stage in stages), 2)
+
+    minutes, hours = total("training_wall_minutes"), total("training_cpu_hours")
+    machine = f"{env['machine']}, {env['threads']} threads, torch {env['torch']}"
+    return [
+        ("data", f"{facts['answers']} answers, {facts['answer_tokens']} answer tokens"),
+        ("training", f"{total('steps')} steps, {total('blocks_seen')} blocks of text"),
+        ("stages", len(stages)),
+        ("time", f"{minutes} minutes, {hours} CPU-hours"),
+        ("machine", machine),
+        ("peak learning rate", settings["optimizer"]["learning_rate"]),
+        ("texts and anchors per step", f"{data['batch_size']}, {data['num_anchors']}"),
+        ("loss", settings["objective"]["loss"]),
+        ("faults switched on", ", ".join(settings["faults"]) or "none"),
+        ("parameters", facts["parameters"]),
+        ("source tree", facts["git"] or "not under git"),
+    ]

@@ -13,17 +13,21 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash_lab.drafter.model import DFlashDraftModel
-from dflash_lab.training.run.progress import Progress, passed_doubling
+from dflash_lab.training.run.progress import Progress
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+# The first drafter that is kept; each later one has seen at least twice as many blocks.
+FIRST_KEPT = 4096
 
+
+@dataclass
 class Checkpoints:
     """Saves a run, in all of its processes together.
 
@@ -34,16 +38,11 @@ class Checkpoints:
         minutes: between two checkpoints.
     """
 
-    def __init__(
-        self,
-        out: Path,
-        accelerator: Accelerator,
-        export: Callable[[], DFlashDraftModel | None],
-        minutes: float,
-    ):
-        self.out, self.accelerator, self.export = out, accelerator, export
-        self.minutes = minutes
-        self._saved = time.monotonic()
+    out: Path
+    accelerator: Accelerator
+    export: Callable[[], DFlashDraftModel | None]
+    minutes: float
+    _saved: float = field(default_factory=time.monotonic, init=False)
 
     @property
     def due(self) -> bool:
@@ -86,10 +85,16 @@ class Checkpoints:
 
     def keep_drafter(self, before: int, after: int) -> None:
         """Leave the drafter in `kept/` if a step doubled the number of blocks."""
-        if passed_doubling(before, after):
-            exported = self.export()
-            if exported is not None:
-                exported.save_pretrained(self.out / "kept" / f"blocks-{after:09d}")
+        mark = FIRST_KEPT * 2 ** (before // FIRST_KEPT).bit_length()  # the next one
+        exported = self.export() if after >= mark else None
+        if exported is not None:
+            exported.save_pretrained(self.out / "kept" / f"blocks-{after:09d}")
+
+
+def kept_drafters(out: str | Path) -> dict[int, Path]:
+    """Blocks seen and folder of each drafter that a run kept, fewest blocks first."""
+    folders = (Path(out) / "kept").glob("blocks-*")
+    return dict(sorted((int(f.name.removeprefix("blocks-")), f) for f in folders))
 
 
 def latest_checkpoint(out: Path) -> Path | None:

@@ -62,8 +62,7 @@ def check_same_texts(out: Path, facts: dict) -> None:
     path = out / "corpora.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for name, note in before.items():
-        now = facts["corpora"].get(name, {})
-        if note["sha256"] != now.get("sha256"):
+        if note["sha256"] != facts["corpora"].get(name, {}).get("sha256"):
             raise DFlashLabError(
                 f"{name} has changed since the run in {out} began; put it back, or "
                 "train on the new texts with another folder as out (drafter.init_from "

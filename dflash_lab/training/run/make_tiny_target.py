@@ -13,12 +13,7 @@ from pathlib import Path
 import torch
 
 from dflash_lab.files import write_text_atomically
-from dflash_lab.training.run.tiny import (
-    build_target,
-    build_tokenizer,
-    save_target,
-    train_target,
-)
+from dflash_lab.training.run.tiny import build_target, build_tokenizer, train_target
 
 
 def main() -> None:
@@ -33,7 +28,8 @@ def main() -> None:
     started = time.monotonic()
     losses = train_target(model, tokenizer, arguments.steps)
     minutes = (time.monotonic() - started) / 60
-    save_target(model, tokenizer, arguments.folder)
+    for part in (model, tokenizer):
+        part.save_pretrained(arguments.folder)
     note = {
         "steps": arguments.steps,
         "final_loss": sum(losses[-50:]) / len(losses[-50:]),

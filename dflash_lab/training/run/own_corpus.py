@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.files import environment
+from dflash_lab.pairs.packaged_target import sha256_of
 from dflash_lab.pairs.pair import Pair
+from dflash_lab.pairs.prompts import read_prompt_file
 from dflash_lab.training.corpus import prompt_sources as sources
 from dflash_lab.training.corpus.corpus import write_corpus
 from dflash_lab.training.corpus.processes import ALONE, Processes
@@ -52,41 +55,34 @@ def find_prompts(
         DFlashLabError: a source that has too few, or none.
     """
     limit = _longest_prompt(pair, max_prompt_tokens, max_new_tokens)
-    common = {
-        "is_close": sources.held_out_test(pair),
-        "max_prompt_tokens": limit,
-    }
+    is_close = sources.held_out_test(pair)
     described = {"from": name, "seed": seed}
     if name == "self":
-        draws = out.with_name(f"{out.name}.draws.jsonl")
         prompts, skipped = sources.target_written_prompts(
             pair,
-            draws,
+            out.with_name(f"{out.name}.draws.jsonl"),
             count or 1000,
+            is_close=is_close,
+            max_prompt_tokens=limit,
             batch_size=batch_size,
             seed=seed,
             processes=processes,
-            **common,
         )
-    elif name == "generator":
+        return prompts, described, skipped
+    candidates: Iterable[dict]
+    if name == "generator":
         count = count or 1000
-        held_out = sources.held_out_texts()
-        candidates = sources.generated_prompts(pair, seed, held_out)
-        prompts, skipped = sources.choose_prompts(
-            candidates, pair, count=count, **common
-        )
-        if len(prompts) < count:
-            raise DFlashLabError(
-                f"the generator has only {len(prompts)} of {count} prompts; ask for "
-                "fewer"
-            )
+        candidates = sources.generated_prompts(pair, seed)
     else:
-        candidates = sources.read_prompt_file(Path(name))
-        prompts, skipped = sources.choose_prompts(
-            candidates, pair, count=count, **common
+        candidates = read_prompt_file(Path(name))
+        described = {"from": Path(name).name, "sha256": sha256_of(Path(name))}
+    prompts, skipped = sources.choose_prompts(
+        candidates, pair, count=count, is_close=is_close, max_prompt_tokens=limit
+    )
+    if name == "generator" and count is not None and len(prompts) < count:
+        raise DFlashLabError(
+            f"the generator has only {len(prompts)} of {count} prompts; ask for fewer"
         )
-        digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()
-        described = {"from": Path(name).name, "sha256": digest}
     return prompts, described, skipped
 
 
@@ -117,23 +113,27 @@ def write_own_corpus(
         settings: section `corpus` of the run's settings.
         processes: those of the run.
     """
-    common = {
-        "max_new_tokens": settings.max_new_tokens,
-        "seed": settings.seed,
-        "batch_size": settings.batch_size,
-        "processes": processes,
-    }
     prompts, source, _ = find_prompts(
-        pair, settings.prompts, path, count=settings.num_prompts, **common
+        pair,
+        settings.prompts,
+        path,
+        count=settings.num_prompts,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+        processes=processes,
     )
     write_corpus(
         pair.target,
         prompts,
         path,
-        header=corpus_header(pair, source),
         stop_token_ids=pair.stop_token_ids,
+        header=corpus_header(pair, source),
         temperatures=settings.temperatures,
-        **common,
+        max_new_tokens=settings.max_new_tokens,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        processes=processes,
     )
 
 

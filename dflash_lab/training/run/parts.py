@@ -15,7 +15,7 @@ from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.pairs.pair import Pair
 from dflash_lab.training.data.dataset import Example
-from dflash_lab.training.data.faults import Fault
+from dflash_lab.training.data.faults import find_faults
 from dflash_lab.training.data.feature_store import cache_features
 from dflash_lab.training.data.features import OfflineFeatures, OnlineFeatures
 from dflash_lab.training.data.pipeline import Pipeline
@@ -31,13 +31,13 @@ def make_pipeline(
     pair: Pair,
     drafter: DFlashDraftModel,
     examples: list[Example],
-    faults: list[Fault],
     accelerator: Accelerator,
 ) -> Pipeline:
     """Batches of the texts, with what the faults bend."""
-    layers = drafter.config.target_layer_ids
+    faults = find_faults(config.faults)
+    layers: Sequence[int] = drafter.config.target_layer_ids
     for fault in faults:
-        layers = fault.on_layers(layers) if fault.on_layers else layers
+        layers = fault.on_layers(layers)
     return Pipeline(
         drafter.config,
         examples,
@@ -56,25 +56,19 @@ def make_objective(
     config: TrainConfig,
     drafter: DFlashDraftModel,
     pair: Pair,
-    examples: list[Example],
     pipeline: Pipeline,
 ) -> Objective:
     """Drafter and loss; features are scaled by what the pipeline's texts need."""
+    wanted, scale = config.objective, pipeline.feature_scale()
     rows = HeadRows(
         pair.target,
-        examples,
-        config.objective.head_tokens,
-        config.objective.extra_negatives,
+        pipeline.examples,
+        wanted.head_tokens,
+        wanted.extra_negatives,
         config.seed,
     )
     objective = Objective(
-        drafter,
-        pair.target,
-        rows,
-        pipeline.feature_scale(),
-        config.objective.loss,
-        config.objective.gamma,
-        config.objective.chunk,
+        drafter, pair.target, rows, scale, wanted.loss, wanted.gamma, wanted.chunk
     )
     if config.drafter.init_from:
         objective.start_from(drafter)

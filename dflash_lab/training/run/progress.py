@@ -1,17 +1,15 @@
-"""How far a run has come, and the drafters it leaves on the way.
+"""How far a run has come, how long it lasts, and how fast it learns on the way.
 
-Leaves out: checkpoints from which a run goes on (`checkpoints.py`).
+Leaves out: the loop that asks (`trainer.py`), and what is saved (`checkpoints.py`).
 """
 
 from __future__ import annotations
 
-import re
+import math
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-# The first drafter that is kept; each later one has seen at least twice as many blocks.
-FIRST_KEPT = 4096
+from dflash_lab.training.run.config import OptimizerSettings
 
 
 @dataclass
@@ -54,17 +52,36 @@ class Stopwatch:
         self.progress.cpu_seconds = self._before[1] + cpu_seconds
 
 
-def passed_doubling(before: int, after: int) -> bool:
-    """Whether a step from `before` to `after` blocks passes FIRST_KEPT * 2**n."""
-    mark = FIRST_KEPT
-    while mark <= before:
-        mark *= 2
-    return after >= mark
+class Schedule:
+    """Length of a run, by steps or by a clock, and its learning rate.
 
+    Args:
+        settings: of the optimiser.
+        steps_per_epoch: steps in which every text is seen once.
 
-def kept_drafters(out: str | Path) -> dict[int, Path]:
-    """Blocks seen and folder of each drafter that a run kept, fewest blocks first."""
-    folders = (Path(out) / "kept").glob("blocks-*")
-    found = {f: re.fullmatch(r"blocks-(\d+)", f.name) for f in folders}
-    pairs = sorted((int(m.group(1)), f) for f, m in found.items() if m)
-    return dict(pairs)
+    Attributes:
+        steps: optimiser steps of the run; None if only a clock ends it.
+    """
+
+    def __init__(self, settings: OptimizerSettings, steps_per_epoch: int):
+        self.settings = settings
+        self.steps = settings.steps
+        if settings.steps is None and settings.minutes is None:
+            self.steps = math.ceil(settings.epochs * steps_per_epoch)
+
+    def share_done(self, progress: Progress) -> float:
+        """Finished share of the run, 0..1."""
+        share = 0.0 if self.steps is None else progress.step / self.steps
+        if self.settings.minutes is not None:
+            cpu = self.settings.clock == "cpu"
+            spent = progress.cpu_seconds if cpu else progress.seconds
+            share = max(share, spent / (60 * self.settings.minutes))
+        return min(1.0, share)
+
+    def learning_rate(self, done: float) -> float:
+        """Linear warm-up, then cosine to zero; `done` is the finished share, 0..1."""
+        peak, warmup = self.settings.learning_rate, self.settings.warmup_ratio
+        if done < warmup:
+            return peak * max(done, 1e-3) / warmup
+        rest = (done - warmup) / (1 - warmup)
+        return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, rest)))

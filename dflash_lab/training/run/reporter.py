@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Reporter:
-    """Turns the sums of steps into a line every so often; a context manager.
+    """Turns the sums of steps into a line every so often.
 
     Args:
         config: settings of logging and the run's folder.
@@ -35,6 +35,9 @@ class Reporter:
         steps: of the whole run, None if not known.
         on_line: gets each metric line, in the first process.
         quiet: no progress bar.
+
+    Attributes:
+        bar: a context manager around the run.
     """
 
     def __init__(
@@ -106,9 +109,3 @@ class Reporter:
             self.on_line(line)
         numbers = {k: v for k, v in line.items() if isinstance(v, (int, float))}
         self.accelerator.log(numbers, step=progress.step)
-
-    def __enter__(self) -> Reporter:
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        self.bar.close()

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -31,9 +31,9 @@ TEMPLATE = (
 )
 
 
-def build_tokenizer(vocab_size: int = 448, seed: int = 0) -> PreTrainedTokenizerFast:
+def build_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE learned on the small world, with a mask token for drafters."""
-    texts = itertools.islice(tiny_texts(seed), 8000)
+    texts = itertools.islice(tiny_texts(0), 8000)
     lines = (f"{text['prompt']}\n{text['answer']}" for text in texts)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -44,7 +44,7 @@ def build_tokenizer(vocab_size: int = 448, seed: int = 0) -> PreTrainedTokenizer
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=448,
         special_tokens=[END, MASK, USER, BOT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -65,18 +65,16 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: dict) -> tuple[list[int], i
     return prompt + tokenizer.encode(text["answer"] + END), len(prompt)
 
 
-def build_target(
-    vocab_size: int, width: int = 128, layers: int = 8
-) -> Qwen3ForCausalLM:
+def build_target(vocab_size: int) -> Qwen3ForCausalLM:
     """Fresh tiny target; seed torch's generator first if it must be reproducible."""
     config = Qwen3Config(
         vocab_size=vocab_size,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=8,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=width // 4,
+        head_dim=32,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
@@ -88,33 +86,20 @@ def build_target(
 
 
 def train_target(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    steps: int,
-    *,
-    batch_size: int = 32,
-    learning_rate: float = 2e-3,
-    seed: int = 0,
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int
 ) -> list[float]:
     """Ordinary next-token training on fresh texts; returns the loss of each step."""
-    stream = tiny_texts(seed)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=learning_rate, weight_decay=0.01
-    )
+    stream = tiny_texts(0)
+    optimizer = torch.optim.AdamW(model.parameters())
     losses = []
     model.train()
     for step in (progress := tqdm(range(steps), desc="tiny target", mininterval=5)):
         rate = min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        optimizer.param_groups[0]["lr"] = learning_rate * rate
-        encoded = [
-            encode(tokenizer, text)[0] for text in itertools.islice(stream, batch_size)
-        ]
-        width = max(map(len, encoded))
-        ids = torch.zeros(batch_size, width, dtype=torch.long)
-        labels = torch.full((batch_size, width), -100)
-        for row, sequence in enumerate(encoded):
-            ids[row, : len(sequence)] = torch.tensor(sequence)
-            labels[row, : len(sequence)] = ids[row, : len(sequence)]
+        optimizer.param_groups[0]["lr"] = 2e-3 * rate
+        texts = itertools.islice(stream, 32)
+        rows = [torch.tensor(encode(tokenizer, text)[0]) for text in texts]
+        ids = pad_sequence(rows, batch_first=True)
+        labels = pad_sequence(rows, batch_first=True, padding_value=-100)
         logits = model(input_ids=ids).logits
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         loss.backward()
@@ -125,9 +110,3 @@ def train_target(
         progress.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
     model.eval()
     return losses
-
-
-def save_target(model, tokenizer, folder: Path) -> None:
-    """Write an ordinary `transformers` folder."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

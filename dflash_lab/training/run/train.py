@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from dflash_lab.drafter.model import DFlashDraftModel
 from dflash_lab.drafter.variants import load_drafter
 from dflash_lab.errors import DFlashLabError
@@ -25,7 +23,7 @@ from dflash_lab.files import write_text_atomically
 from dflash_lab.pairs.pair import Pair, load_pair
 from dflash_lab.training.convention_checks import require
 from dflash_lab.training.corpus.processes import Processes
-from dflash_lab.training.data.dataset import load_examples
+from dflash_lab.training.data.dataset import Example, load_examples
 from dflash_lab.training.data.faults import find_faults
 from dflash_lab.training.data.pipeline import Pipeline
 from dflash_lab.training.objective import Objective
@@ -93,28 +91,22 @@ def train(
     out = Path(config.out)
     going_on = _check_past(config, out, resume)
     accelerator = make_accelerator(config)
-    if pair is None:
-        pair = _load_target(config, accelerator.device)
+    pair = pair or load_pair(
+        config.pair,
+        target=config.target,
+        dtype=config.dtype,
+        device=accelerator.device,
+        with_drafter=False,
+        thinking=config.thinking,
+    )
     drafter = make_drafter(config, pair)
-    corpora = _corpora(config, pair, accelerator)
-    examples, headers = load_examples(corpora, config.data.max_length)
-    check_texts_fit(pair, headers)
-    faults = find_faults(config.faults)
-    for fault in faults:
-        examples = fault.on_texts(examples) if fault.on_texts else examples
-    facts = run_facts(config, corpora, examples, headers)
+    examples, facts = _texts(config, pair, accelerator)
     if going_on:
         check_same_texts(out, facts)
     _write_settings(config, facts, accelerator)
-    pipeline = make_pipeline(config, pair, drafter, examples, faults, accelerator)
-    objective = make_objective(config, drafter, pair, examples, pipeline)
-    objective.to(accelerator.device)
-    if accelerator.is_main_process:
-        _check_conventions(config, objective, pipeline, pair)
-    # After the checks, which compare with decoding in one step.
-    pipeline.reveal = config.data.reveal
-    if config.objective.compile:
-        objective.compile_pass()
+    pipeline = make_pipeline(config, pair, drafter, examples, accelerator)
+    objective = make_objective(config, drafter, pair, pipeline)
+    _make_ready(config, objective, pipeline, pair, accelerator)
     trainer = Trainer(
         objective,
         pipeline,
@@ -151,13 +143,26 @@ def _check_past(config: TrainConfig, out: Path, resume: bool) -> bool:
     return existing is not None
 
 
-def _corpora(config: TrainConfig, pair: Pair, accelerator: Accelerator) -> list[str]:
-    """The named corpora, or one that the target writes now."""
-    if config.data.corpus:
-        return list(config.data.corpus)
-    path = Path(config.out) / "corpus.jsonl"
-    write_own_corpus(pair, path, config.corpus, _processes(accelerator))
-    return [str(path)]
+def _texts(
+    config: TrainConfig, pair: Pair, accelerator: Accelerator
+) -> tuple[list[Example], dict]:
+    """Texts of the named corpora, or of one that the target writes now, and facts."""
+    corpora = list(config.data.corpus)
+    if not corpora:
+        path = Path(config.out) / "corpus.jsonl"
+        processes = Processes(
+            accelerator.process_index,
+            accelerator.num_processes,
+            accelerator.local_process_index,
+            accelerator.wait_for_everyone,
+        )
+        write_own_corpus(pair, path, config.corpus, processes)
+        corpora = [str(path)]
+    examples, headers = load_examples(corpora, config.data.max_length)
+    check_texts_fit(pair, headers)
+    for fault in find_faults(config.faults):
+        examples = fault.on_texts(examples)
+    return examples, run_facts(config, corpora, examples, headers)
 
 
 def _write_settings(config: TrainConfig, facts: dict, accelerator: Accelerator) -> None:
@@ -171,15 +176,26 @@ def _write_settings(config: TrainConfig, facts: dict, accelerator: Accelerator) 
         accelerator.init_trackers("dflash_lab", flat)
 
 
-def _check_conventions(
-    config: TrainConfig, objective: Objective, pipeline: Pipeline, pair: Pair
+def _make_ready(
+    config: TrainConfig,
+    objective: Objective,
+    pipeline: Pipeline,
+    pair: Pair,
+    accelerator: Accelerator,
 ) -> None:
-    fresh = config.drafter.init_from is None
-    checks = check_training(objective, pipeline, pair.target, fresh=fresh)
-    text = "\n".join(str(check) for check in checks)
-    write_text_atomically(Path(config.out) / "checks.txt", text + "\n")
-    # A fault that was asked for must not stop the run that studies it.
-    require([] if config.faults else checks)
+    """Check the conventions, then switch on what the checks know nothing of."""
+    objective.to(accelerator.device)
+    if accelerator.is_main_process:
+        fresh = config.drafter.init_from is None
+        checks = check_training(objective, pipeline, pair.target, fresh=fresh)
+        text = "\n".join(str(check) for check in checks)
+        write_text_atomically(Path(config.out) / "checks.txt", text + "\n")
+        # A fault that was asked for must not stop the run that studies it.
+        require([] if config.faults else checks)
+    # After the checks, which compare with decoding in one step.
+    pipeline.reveal = config.data.reveal
+    if config.objective.compile:
+        objective.compile_pass()
 
 
 def _evaluation(
@@ -214,26 +230,6 @@ def _ship(
     load_as = f"{type(shipped).__name__}.from_pretrained({str(folder)!r})"
     write_card(folder, f"DFlash drafter for {pair.name}", load_as, facts)
     return TrainResult(True, shipped, facts, folder)
-
-
-def _load_target(config: TrainConfig, device: torch.device) -> Pair:
-    return load_pair(
-        config.pair,
-        target=config.target,
-        dtype=config.dtype,
-        device=device,
-        with_drafter=False,
-        thinking=config.thinking,
-    )
-
-
-def _processes(accelerator: Accelerator) -> Processes:
-    return Processes(
-        accelerator.process_index,
-        accelerator.num_processes,
-        accelerator.local_process_index,
-        accelerator.wait_for_everyone,
-    )
 
 
 def _stages(folder: Path) -> list[dict]:

@@ -6,7 +6,7 @@ accumulation rounds, so one process and two see the same gradient. Since all ran
 of the data is a function of the step, going on from a checkpoint repeats what an
 uninterrupted run would have done.
 
-Leaves out: putting a run together (`train.py`), its length (`schedule.py`), its files
+Leaves out: putting a run together (`train.py`), its length (`progress.py`), its files
 (`checkpoints.py`) and what it says (`reporter.py`).
 """
 
@@ -29,9 +29,8 @@ from dflash_lab.training.run.checkpoints import Checkpoints
 from dflash_lab.training.run.config import TrainConfig
 from dflash_lab.training.run.devices import interrupts
 from dflash_lab.training.run.metrics import StepSums
-from dflash_lab.training.run.progress import Progress, Stopwatch
+from dflash_lab.training.run.progress import Progress, Schedule, Stopwatch
 from dflash_lab.training.run.reporter import Reporter
-from dflash_lab.training.run.schedule import Schedule
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -93,7 +92,15 @@ class Trainer:
                 it stays.
         """
         watch = Stopwatch(self.progress, self.accelerator.num_processes)
-        with interrupts(self.stop), self._reporter() as reporter:
+        reporter = Reporter(
+            self.config,
+            self.accelerator,
+            self.progress,
+            self.schedule.steps,
+            self.on_line,
+            self.quiet,
+        )
+        with interrupts(self.stop), reporter.bar:
             while not self.finished and not self._stop:
                 rate = self.schedule.learning_rate(self.share_done)
                 for group in self.optimizer.param_groups:
@@ -207,16 +214,6 @@ class Trainer:
             self.progress.tau = self.evaluate(exported)
         self.accelerator.wait_for_everyone()
         return True
-
-    def _reporter(self) -> Reporter:
-        return Reporter(
-            self.config,
-            self.accelerator,
-            self.progress,
-            self.schedule.steps,
-            self.on_line,
-            self.quiet,
-        )
 
     def export(self, dtype: torch.dtype = torch.bfloat16) -> DFlashDraftModel | None:
         """The drafter in its published form, for the first process; all must call it.

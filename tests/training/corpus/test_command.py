@@ -43,6 +43,7 @@ def start_command(arguments, **environment):
 # --- interrupted ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sigkill_at_several_moments_and_one_resume(tmp_path, run_command):
     arguments = [*TINY, "--num-prompts", "90", "--max-new-tokens", "56"]
     arguments += ["--temperature", "0,0.8", "--batch-size", "4"]
@@ -64,6 +65,7 @@ def test_sigkill_at_several_moments_and_one_resume(tmp_path, run_command):
     assert len(read_corpus(path)[1]) == 90
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_written_and_says_how_to_go_on(tmp_path):
     path = tmp_path / "corpus.jsonl"
     arguments = [*TINY, "--num-prompts", "2000", "--batch-size", "4", "--out", path]
@@ -95,6 +97,7 @@ def start_processes(arguments, world):
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_write_what_one_writes(tmp_path, run_command):
     pytest.importorskip("accelerate")
     whole, path = tmp_path / "whole.jsonl", tmp_path / "corpus.jsonl"
@@ -127,6 +130,7 @@ def test_two_processes_write_what_one_writes(tmp_path, run_command):
     assert [output.count("40 answers") for output, _ in outputs] == [1, 0]
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_ends_the_others(tmp_path):
     pytest.importorskip("accelerate")
     path = tmp_path / "corpus.jsonl"

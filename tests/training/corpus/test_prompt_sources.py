@@ -10,9 +10,8 @@ import pytest
 
 from dflash_lab.errors import DFlashLabError
 from dflash_lab.files import data_root
-from dflash_lab.pairs.prompts import load_prompts
+from dflash_lab.pairs.prompts import load_prompts, read_prompt_file
 from dflash_lab.training.corpus import prompt_sources
-from dflash_lab.training.corpus.chat import encode_messages, user_header
 from dflash_lab.training.corpus.corpus_file import (
     read_corpus,
     write_rows,
@@ -22,8 +21,8 @@ from dflash_lab.training.corpus.prompt_sources import (
     generated_prompts,
     held_out_test,
     held_out_texts,
-    read_prompt_file,
     target_written_prompts,
+    user_header,
 )
 from dflash_lab.training.corpus.served_answers import tokenizer_pair
 from dflash_lab.training.corpus.tiny_text import is_held_out
@@ -159,9 +158,9 @@ def test_a_template_that_refuses_a_role_says_so(tiny):
     pair.tokenizer.chat_template = "{{ raise_exception('no system message') }}"
     talk = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     with pytest.raises(DFlashLabError, match="roles system, user: no system message"):
-        encode_messages(pair, talk)
+        pair.encode_messages(talk)
     pair.tokenizer.chat_template = None
-    assert encode_messages(pair, talk) == pair.tokenizer.encode("a\nb")
+    assert pair.encode_messages(talk) == pair.tokenizer.encode("a\nb")
     with pytest.raises(DFlashLabError, match="no chat template"):
         user_header(pair)
 

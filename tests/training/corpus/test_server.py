@@ -17,7 +17,6 @@ import pytest
 from reference import generate_greedily
 
 from dflash_lab.errors import DFlashLabError
-from dflash_lab.training.corpus.chat import encode_messages
 from dflash_lab.training.corpus.corpus import write_corpus
 from dflash_lab.training.corpus.corpus_file import (
     read_corpus,
@@ -75,7 +74,7 @@ def served(tiny, monkeypatch):
     server.url = f"http://127.0.0.1:{server.server_port}"
 
     def answers(body):
-        ids = encode_messages(tiny, body["messages"])
+        ids = tiny.encode_messages(body["messages"])
         with server.lock:
             made = generate_greedily(tiny.target, ids, body["max_tokens"], [0])
         return tiny.decode(made), "stop" if made[-1] == 0 else "length"

@@ -29,8 +29,11 @@ def padded(indices):
 
 
 def store(target, folder, texts=TEXTS, layers=(1, 3), **options):
-    settings = {"batch_tokens": 6, "shard_tokens": 9, "quiet": True} | options
-    return cache_features(target, texts, layers, folder, **settings)
+    """Several shards, each of several batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feature_store, "BATCH_TOKENS", 6)
+        patch.setattr(feature_store, "SHARD_TOKENS", 9)
+        return cache_features(target, texts, layers, folder, quiet=True, **options)
 
 
 def test_offline_features_equal_online_ones_and_a_plain_pass(tmp_path):
@@ -202,6 +205,7 @@ store(random_target(0), Path({folder!r}))
 """
 
 
+@pytest.mark.slow
 def test_a_kill_loses_at_most_one_shard(tmp_path):
     folder = tmp_path / "f"
     code = CHILD.format(paths=PATHS, folder=str(folder))

@@ -31,11 +31,10 @@ from dflash_lab.speculative.generate import speculative_generate
 from dflash_lab.speculative.proposer import DFlash
 from dflash_lab.training.objective import Objective
 from dflash_lab.training.run.card import git_state
-from dflash_lab.training.run.checkpoints import latest_checkpoint
+from dflash_lab.training.run.checkpoints import kept_drafters, latest_checkpoint
 from dflash_lab.training.run.config import from_dict
 from dflash_lab.training.run.metrics import MetricLog, predicted_tau, read_metrics
-from dflash_lab.training.run.progress import kept_drafters
-from dflash_lab.training.run.schedule import Schedule
+from dflash_lab.training.run.progress import Schedule
 from dflash_lab.training.run.train import train
 from dflash_lab.training.run.trainer import Trainer
 
@@ -62,6 +61,7 @@ def assert_equal_states(one: dict, two: dict) -> None:
 # --- learning ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["ce", "kl", "dpace"])
 def test_training_learns_and_ships_what_it_trained(tmp_path, loss):
     steps = 300 if loss == "kl" else 150  # a random target's whole law takes longer
@@ -104,6 +104,7 @@ def test_a_drafter_without_features_ignores_them(tmp_path):
     assert not state["fc.weight"].any() and state["norm.weight"].any()
 
 
+@pytest.mark.slow
 def test_input_fusion_trains_passes_its_checks_and_decodes(tmp_path):
     optimizer = {"steps": 150, "learning_rate": 1e-2}
     result = run(tmp_path, drafter={"conditioning": "input"}, optimizer=optimizer)
@@ -168,6 +169,7 @@ run(Path({folder!r}), log={{"every": 4, "save_minutes": 1e-9}})
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where,when,left", [("step", 7, 7), ("rename", 6, 5), ("cleanup", 6, 6)]
 )
@@ -230,7 +232,7 @@ def test_resuming_needs_the_same_texts(tmp_path):
 
 
 def test_drafters_are_kept_whenever_the_blocks_have_doubled(tmp_path, monkeypatch):
-    monkeypatch.setattr("dflash_lab.training.run.progress.FIRST_KEPT", 16)
+    monkeypatch.setattr("dflash_lab.training.run.checkpoints.FIRST_KEPT", 16)
     run(tmp_path, log={"every": 1, "keep_drafters": True})
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     marks, due = [], 16
@@ -336,6 +338,7 @@ def launch(folder: Path, world: int, data: dict, prelude: str = "") -> None:
         assert process.returncode == 0, error.decode()[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_two_processes_train_as_one(tmp_path, accumulation):
     run(tmp_path / "one")
@@ -392,6 +395,7 @@ def stop_behind(steps: int) -> None:
     Trainer.step = stopping
 
 
+@pytest.mark.slow
 def test_sharded_weights_train_as_whole_ones_and_resume(tmp_path):
     whole = run(tmp_path / "one").drafter.state_dict()
     launch(tmp_path / "two", 2, {}, "shard_weights()")
@@ -469,8 +473,8 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path, monkeypatch):
     real = Objective.forward
 
     def forward(self, batch, step=0):
-        loss, *rest = real(self, batch, step)
-        return (loss * math.nan if step == 5 else loss, *rest)
+        sums = real(self, batch, step)
+        return sums._replace(loss=sums.loss * math.nan) if step == 5 else sums
 
     monkeypatch.setattr(Objective, "forward", forward)
     always = {"every": 4, "save_minutes": 1e-9}
